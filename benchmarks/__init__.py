@@ -1,0 +1,1 @@
+"""Measurements of speed and exactness, each run as a module."""

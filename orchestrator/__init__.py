@@ -1,0 +1,1 @@
+"""The orchestrator: places sessions, runs rounds, commits tokens and serves clients."""

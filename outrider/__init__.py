@@ -1,0 +1,1 @@
+"""Outrider: exact, pipelined, distributed speculative decoding; what its services share."""

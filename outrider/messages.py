@@ -1,0 +1,323 @@
+"""What the services say to each other, as frozen values.
+
+`outrider.codec` turns them into protobuf and back; nothing here knows about the wire. All positions are absolute
+(`outrider.ids`).
+"""
+
+from dataclasses import dataclass, field
+
+from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenId, TokenKind, WorkerId
+
+COUNT_TOTAL = 1 << 16
+"""The integer counts of a draft row sum to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRow:
+    """A draft distribution on the wire: probability of `token_ids[i]` is `counts[i] / 2**16`, of all others 0."""
+
+    token_ids: tuple[int, ...]
+    """Distinct ids, at most 128."""
+    counts: tuple[int, ...]
+    """Positive, the sum is `COUNT_TOTAL`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's logits become the distribution that is sampled from; the order of the fields is the order of use."""
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias added to its logit); -100 or less bans the token."""
+    repetition_penalty: float = 1.0
+    """> 0; tokens already in prompt or output: logit divided by it if positive, multiplied if negative."""
+    presence_penalty: float = 0.0
+    """-2 .. 2; subtracted once for every token already in the output."""
+    frequency_penalty: float = 0.0
+    """-2 .. 2; subtracted per earlier occurrence in the output."""
+    temperature: float = 1.0
+    """>= 0; 0 is greedy."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """(0, 1]; keep the smallest set of likeliest tokens that reaches this mass."""
+    min_p: float = 0.0
+    """[0, 1]; keep tokens at least this fraction as likely as the likeliest."""
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether a row depends on the tokens before it other than through the model."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How far a drafter may run; sent with every commit. All zero switches speculation off."""
+
+    gamma: int = 0
+    """Tokens per proposal."""
+    restart_gamma: int = 0
+    """Tokens of the first proposal of an epoch; 1 .. gamma."""
+    window: int = 0
+    """Most tokens the chain may be ahead of the committed length; >= gamma. Equal to gamma: sequential rounds."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything may be drafted at all."""
+        return self.window > 0
+
+
+# --- draft worker -> verifier (Propose) ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalHeader:
+    """Announces a proposal before its first token is drawn (modes that need rows)."""
+
+    session_id: SessionId
+    epoch: Epoch
+    base_len: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A run of the chain: transport only, its borders mean nothing except to the block rule."""
+
+    session_id: SessionId
+    epoch: Epoch
+    base_len: int
+    """Absolute position of the first token."""
+    seen_len: int
+    """Committed length the drafter had been told when it sent this."""
+    limit: int
+    """Position the chain may reach without another commit: seen_len + window."""
+    token_ids: tuple[int, ...]
+    rows: tuple[SparseRow, ...] = ()
+    """One row per token, in modes that need them; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The drafter proposes nothing before `until_len`; decided before any draw."""
+
+    session_id: SessionId
+    epoch: Epoch
+    base_len: int
+    until_len: int
+
+
+ProposeMessage = ProposalHeader | Proposal | Pass
+
+
+# --- verifier -> orchestrator (Decode) ----------------------------------------------------------------------------
+
+
+class VerdictCause:
+    """Why a verdict was sent (plain constants: they label metrics and transcripts)."""
+
+    ATTACHED = "attached"
+    TESTED = "tested"
+    PLAIN = "plain"
+    PATIENCE = "patience"
+    RESET = "reset"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one committed token, natural logarithm, of the processed distribution's logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier commits: tokens [start, start + len(token_ids)); zero tokens report an epoch change."""
+
+    session_id: SessionId
+    epoch: Epoch
+    """Epoch of the tokens that were tested."""
+    start: int
+    token_ids: tuple[int, ...]
+    kinds: tuple[TokenKind, ...]
+    num_accepted: int
+    num_tested: int
+    """Tests made; stops at the first rejection. 0 for plain tokens."""
+    next_epoch: Epoch
+    """Epoch from which the drafter goes on: `epoch` unless a token of the verifier's own or a reset ended it."""
+    cause: str = VerdictCause.TESTED
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token when asked for, else empty."""
+    verify_s: float = 0.0
+    """Seconds of model time of the pass."""
+    queue_s: float = 0.0
+    """Seconds the oldest tested proposal waited for the pass."""
+    num_rows: int = 0
+    """Rows of the pass, all sessions, before padding."""
+    guarantee_void: int = 0
+    """Times so far that the hard limit on a proposal's body ran out (rejection mode)."""
+
+    @property
+    def end(self) -> int:
+        """Committed length after this verdict."""
+        return self.start + len(self.token_ids)
+
+
+# --- orchestrator -> verifier (Decode) ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOpen:
+    """Opens a session on a verifier with the ids of its log."""
+
+    session_id: SessionId
+    generation: Generation
+    token_ids: tuple[int, ...]
+    classes: tuple[TokenClass, ...]
+    mode: Mode
+    sampling: SamplingParams
+    key: bytes
+    """16 bytes: the session's random key, or the seed's key in coupled mode. Empty in greedy mode."""
+    sample_index: int = 0
+    prompt_len: int = 0
+    """Length of the prompt: penalties count output tokens after it."""
+    num_logprobs: int = -1
+    """Top log-probabilities per token; -1 sends none at all."""
+    commit_limit: int = 0
+    speculation: Speculation = Speculation()
+    patience_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAttach:
+    """Names the one drafter of a generation; answered by a zero-token verdict."""
+
+    generation: Generation
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeProgress:
+    """How far the verifier may commit and how it should wait."""
+
+    generation: Generation
+    logged_len: int
+    commit_limit: int
+    speculation: Speculation
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeClose:
+    """The generation is over; KV may stay for the session's next turn."""
+
+    keep_kv: bool = True
+
+
+DecodeRequestMessage = DecodeOpen | DecodeAttach | DecodeProgress | DecodeClose
+
+
+# --- orchestrator -> draft worker (Draft) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOpen:
+    """Opens a session on a draft worker; it connects to the verifier by itself."""
+
+    session_id: SessionId
+    epoch: Epoch
+    token_ids: tuple[int, ...]
+    mode: Mode
+    sampling: SamplingParams
+    draft_key: bytes
+    """16 bytes: the session's draft key in rejection modes, the field key in coupled mode. Empty in greedy mode."""
+    speculation: Speculation
+    verifier_id: WorkerId
+    verifier_address: str
+    sample_index: int = 0
+    prompt_len: int = 0
+    max_len: int = 0
+    """Nothing is proposed at or beyond this position."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCommit:
+    """Tokens [start, start + len) are committed; the chain goes on, or restarts at their end if `epoch` is newer."""
+
+    epoch: Epoch
+    start: int
+    token_ids: tuple[int, ...]
+    speculation: Speculation
+
+    @property
+    def end(self) -> int:
+        """Committed length after this commit."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftClose:
+    """The session is over, or has another drafter now."""
+
+    keep_kv: bool = True
+
+
+DraftRequestMessage = DraftOpen | DraftCommit | DraftClose
+
+
+# --- draft worker -> orchestrator (Draft) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStatus:
+    """What the drafter measured; sent once when it is ready and then at intervals."""
+
+    ready: bool = True
+    draft_s_per_token: float = 0.0
+    num_drafted: int = 0
+    num_discarded: int = 0
+    drafter: str = ""
+    missing_from: int = -1
+    """>= 0: a commit was missed; send the tokens from this position again."""
+
+
+# --- descriptions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What two workers must share to be paired."""
+
+    fingerprint: str
+    """Hex SHA-256 over the token -> id map."""
+    size: int
+    """Length of the tokenizer's id range; ids at or past it are padding and never emitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a worker says of itself, in `Describe` and in the registry."""
+
+    worker_id: WorkerId
+    role: str
+    """"verify", "draft" or "orchestrate"."""
+    address: str
+    """host:port or unix:path."""
+    model: str
+    vocabulary: Vocabulary
+    context_len: int
+    """Most tokens of a session, prompt included."""
+    dtype: str = ""
+    drafter: str = ""
+    """Kind of drafter; empty on verifiers."""
+    exactness: str = "bitwise"
+    """"bitwise" or "distribution"."""
+    fingerprint: str = ""
+    """Engine fingerprint: instruction set or GPU, torch, row classes."""
+    capacity: int = 0
+    """Sessions it serves at once."""
+    load: int = 0
+    """Sessions it serves now."""
+    draining: bool = False
+    attributes: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Models behind one runner protocol, and their KV blocks."""

@@ -1,0 +1,1 @@
+"""The session log, lease, registry and KV directory in Redis or Valkey."""

@@ -1,0 +1,1 @@
+"""Acceptance rules: which draft tokens the target's law lets pass, and what replaces the rest."""
