@@ -1,1 +1,1 @@
-"""Models behind one runner protocol, and their KV blocks."""
+"""Model runners: one protocol, a `transformers` runner with a block KV pool, and an exact toy model."""

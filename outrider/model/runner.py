@@ -1,0 +1,187 @@
+"""What a service may ask of a model, and the values that go in and out.
+
+A runner turns *feeds* (new tokens of a session, placed right after what its KV already holds) into *rows* (logits of
+the positions asked for). It decides how rows are grouped into passes; it may not let the grouping show: a row depends
+only on the session's tokens and the class of each of them. A runner is owned by one thread; nothing here is safe to
+call from two.
+
+Invariants:
+    - After `forward` a slot's length has grown by the tokens fed, or, when it raised, nothing has changed.
+    - `KvSlot.truncate` moves no data; the next feed overwrites what lies behind the length.
+    - A free pool block belongs to no slot, a used one to exactly one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from outrider.ids import TokenClass
+
+BLOCK_LEN = 64
+"""Tokens per KV block, and rows of a prompt pass."""
+
+
+class PoolExhausted(RuntimeError):
+    """The feeds of one `forward` need more KV blocks than are free; nothing was changed."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"the pass needs {needed} KV blocks, {free} are free")
+        self.needed = needed
+        self.free = free
+
+
+class InvalidFeed(ValueError):
+    """A feed that the runner cannot run: ids, class, block border, context or slot; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is fixed about a runner."""
+
+    name: str
+    vocab_size: int
+    """Width of a row of logits; may be larger than the tokenizer's vocabulary (padding)."""
+    context_len: int
+    """Most tokens of one slot."""
+    dtype: str
+    """"bfloat16", "float32" or "float64"."""
+    hidden_size: int
+    row_classes: tuple[int, ...]
+    """Row counts of a decode pass, rising: passes are padded up to one of them, and rows do not depend on which."""
+    max_rows: int
+    """Rows of the largest decode pass; more are split. The last of `row_classes`."""
+    exactness: str
+    """"bitwise": a row has the same bits in every grouping. "distribution": only nearly."""
+    fingerprint: str
+    """Names what the bits of a row depend on beside weights: instruction set or GPU, torch, dtype, row classes."""
+    kv_bytes_per_token: int
+    num_blocks: int
+    """Size of the KV pool, in blocks."""
+    block_len: int = BLOCK_LEN
+    classes_differ: bool = True
+    """Whether a token's KV may have other bits when it is computed as PROMPT than as DECODE."""
+
+
+class KvSlot(Protocol):
+    """One session's KV on one runner. Made by `ModelRunner.new_slot`, of use to that runner only."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is valid."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget everything at or behind `length`; moves no data, idempotent.
+
+        Raises:
+            ValueError: `length` is negative or larger than the present length.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """New tokens of one session at positions [slot.length, slot.length + len(token_ids))."""
+
+    slot: KvSlot
+    token_ids: tuple[int, ...]
+    """At least one. With class PROMPT all positions lie inside one block (`prefill_plan`)."""
+    token_class: TokenClass
+    num_rows: int
+    """How many of the last positions need logits: 0 for prefill, `len(token_ids)` for a run to be tested."""
+    want_hidden: bool = False
+    """Whether `Rows.hidden` is wanted too."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Output of one feed; row i belongs to the i-th of the last `num_rows` positions."""
+
+    logits: Tensor
+    """[num_rows, vocab_size], float32 (the toy model: float64), on the CPU or the model's device."""
+    hidden: Tensor | None = None
+    """[num_rows, hidden_size], the last hidden state before the head, in the model's dtype; None unless asked for."""
+
+
+class ModelRunner(Protocol):
+    """A model with a pool of KV. All methods block; one thread owns the runner."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is fixed about this runner."""
+        ...
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that belong to no slot."""
+        ...
+
+    def new_slot(self) -> KvSlot:
+        """Return an empty slot; it takes blocks only when it is fed."""
+        ...
+
+    def free_slot(self, slot: KvSlot) -> None:
+        """Give all blocks of a slot back and make it unusable; idempotent."""
+        ...
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
+        """Run feeds of different slots and advance each slot by its tokens.
+
+        DECODE feeds share passes of the row classes; each PROMPT feed is a pass of its own fixed shape.
+
+        Args:
+            feeds: In any order, each slot at most once; may be empty.
+
+        Returns:
+            One `Rows` per feed, in the order of the feeds.
+
+        Raises:
+            InvalidFeed: An id outside the vocabulary, no tokens, a PROMPT feed across a block border, a context
+                overflow, a slot that is freed, foreign or named twice.
+            PoolExhausted: Not enough free blocks for all feeds together.
+        """
+        ...
+
+
+def prefill_plan(start: int, end: int) -> list[tuple[int, int]]:
+    """Cut positions [start, end) at block borders, as PROMPT feeds need it.
+
+    Args:
+        start: First position, >= 0.
+        end: Position after the last one; an `end` not above `start` gives no chunks.
+
+    Returns:
+        Ranges (first, after last), in order, each inside one block.
+    """
+    cuts = [start, *range((start // BLOCK_LEN + 1) * BLOCK_LEN, end, BLOCK_LEN), end]
+    return [(first, last) for first, last in zip(cuts, cuts[1:], strict=False) if first < last]
+
+
+def check_feeds(feeds: Sequence[Feed], info: ModelInfo) -> None:
+    """Check what every runner demands of feeds, slots' ownership excepted.
+
+    Raises:
+        InvalidFeed: Naming the feed's number, the offending value and the allowed range.
+    """
+    if len({id(feed.slot) for feed in feeds}) != len(feeds):
+        raise InvalidFeed("a slot is named by two feeds of one call")
+    for number, feed in enumerate(feeds):
+        _check_feed(number, feed, info)
+
+
+def _check_feed(number: int, feed: Feed, info: ModelInfo) -> None:
+    """Check one feed; see `check_feeds`."""
+    count, start = len(feed.token_ids), feed.slot.length
+    if not count:
+        raise InvalidFeed(f"feed {number} has no tokens")
+    if not 0 <= feed.num_rows <= count:
+        raise InvalidFeed(f"feed {number}: num_rows {feed.num_rows} is outside [0, {count}]")
+    if min(feed.token_ids) < 0 or max(feed.token_ids) >= info.vocab_size:
+        bad = next(token for token in feed.token_ids if not 0 <= token < info.vocab_size)
+        raise InvalidFeed(f"feed {number}: token id {bad} is outside [0, {info.vocab_size})")
+    if start + count > info.context_len:
+        raise InvalidFeed(f"feed {number}: {start} + {count} tokens exceed the context of {info.context_len}")
+    if feed.token_class is TokenClass.PROMPT and start // info.block_len != (start + count - 1) // info.block_len:
+        raise InvalidFeed(f"feed {number}: prompt positions [{start}, {start + count}) cross a block border")

@@ -1,0 +1,230 @@
+"""A toy language model with exact probabilities behind the runner protocol, and a toy tokenizer.
+
+The next token's law is a function of the last `order` tokens: from an explicit table, else from a keyed hash. The
+slot stores the token ids themselves, so a missed rollback, a token fed twice or a foreign slot shows as a wrong row.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.ids import TokenClass
+from outrider.model.kv import BlockPool, BlockSlot
+from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, ModelInfo, Rows, check_feeds
+
+
+@dataclass(frozen=True)
+class ToyLanguage:
+    """Next-token laws in float64, exact up to the rounding of one normalisation."""
+
+    vocab_size: int
+    seed: int = 0
+    order: int = 2
+    """How many of the last tokens the law depends on."""
+    sharpness: float = 2.0
+    """Standard deviation of the hashed logits: 0 is uniform, 4 nearly deterministic."""
+    table: Mapping[tuple[int, ...], Sequence[float]] = field(default_factory=dict)
+    """Explicit laws by context (the last min(order, length) ids); anything absent is hashed."""
+    never: frozenset[int] = frozenset()
+    """Ids without mass in hashed laws, for instance the end of sequence."""
+    blend: "tuple[float, ToyLanguage] | None" = None
+    """(weight, other): the law is (1 - weight) * own + weight * other's; makes a draft of known closeness."""
+    _memo: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def probs(self, context: Sequence[int]) -> Tensor:
+        """Return the law of the token after `context`: [vocab_size] float64, sums to 1."""
+        key = tuple(context[-self.order :]) if self.order else ()
+        law = self._memo.get(key)
+        if law is None:
+            law = self._memo[key] = self._own(key)
+        if self.blend is None:
+            return law
+        weight, other = self.blend
+        return (1.0 - weight) * law + weight * other.probs(context)
+
+    def draft(self, weight: float, seed: int) -> "ToyLanguage":
+        """Return a drafter of this language: its law blended with an unrelated one.
+
+        Args:
+            weight: 0 is the language itself, 1 has nothing to do with it.
+            seed: Of the unrelated language.
+        """
+        noise = ToyLanguage(self.vocab_size, seed, self.order, self.sharpness, never=self.never)
+        return ToyLanguage(
+            self.vocab_size, self.seed, self.order, self.sharpness, self.table, self.never, (weight, noise)
+        )
+
+    def _own(self, key: tuple[int, ...]) -> Tensor:
+        if key in self.table:
+            law = torch.tensor(self.table[key], dtype=torch.float64)
+        else:
+            digest = hashlib.blake2b(repr((self.seed, key)).encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+            logits = torch.randn(self.vocab_size, generator=generator, dtype=torch.float64) * self.sharpness
+            logits[sorted(self.never)] = -torch.inf
+            law = torch.softmax(logits, dim=0)
+        if law.shape != (self.vocab_size,) or bool((law < 0).any()) or float(law.sum()) <= 0:
+            raise ValueError(f"the law after {key} is not {self.vocab_size} non-negative numbers with a positive sum")
+        return law / law.sum()
+
+
+class ToySlot(BlockSlot):
+    """A block slot that remembers its token ids; those behind the length are stale, as in a real pool."""
+
+    __slots__ = ("token_ids",)
+
+    def __init__(self, pool: BlockPool) -> None:
+        super().__init__(pool)
+        self.token_ids: list[int] = []
+
+    def write(self, token_ids: Sequence[int]) -> None:
+        """Overwrite from the length on, and advance it."""
+        self.token_ids[self.length :] = token_ids
+        self.length = len(self.token_ids)
+
+
+class ToyRunner:
+    """The runner protocol over a `ToyLanguage`, with the accounting of the real one."""
+
+    def __init__(
+        self,
+        language: ToyLanguage,
+        *,
+        context_len: int = 4096,
+        num_blocks: int = 1024,
+        row_classes: tuple[int, ...] = (4, 8, 16, 32),
+        delay_s: float = 0.0,
+        name: str = "toy",
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            language: Where the rows come from.
+            context_len: Most tokens of a slot.
+            num_blocks: Blocks of 64 tokens.
+            row_classes: Row counts of a pass, rising.
+            delay_s: Seconds that one pass takes (slept), to imitate a model's cost.
+            name: The model's name.
+        """
+        self._language = language
+        self._pool = BlockPool(num_blocks)
+        self._delay_s = delay_s
+        self.passes: list[int] = []
+        """Rows of every pass so far after padding: a decode pass its class, a prompt pass 64."""
+        self._info = ModelInfo(
+            name=name, vocab_size=language.vocab_size, context_len=context_len, dtype="float64", hidden_size=1,
+            row_classes=row_classes, max_rows=row_classes[-1], exactness="bitwise", fingerprint="toy",
+            kv_bytes_per_token=8, num_blocks=num_blocks, classes_differ=False,
+        )  # fmt: skip
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is fixed about this runner."""
+        return self._info
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that belong to no slot."""
+        return self._pool.num_free
+
+    def new_slot(self) -> ToySlot:
+        """Return an empty slot."""
+        return ToySlot(self._pool)
+
+    def free_slot(self, slot: KvSlot) -> None:
+        """Give a slot's blocks back; idempotent."""
+        if isinstance(slot, ToySlot):
+            slot.release()
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
+        """Run feeds; see `ModelRunner.forward`."""
+        check_feeds(feeds, self._info)
+        slots = [self._own_slot(feed.slot) for feed in feeds]
+        self._pool.reserve([(slot, slot.length + len(feed.token_ids)) for slot, feed in zip(slots, feeds, strict=True)])
+        self._count_passes(feeds)
+        return [self._rows(slot, feed) for slot, feed in zip(slots, feeds, strict=True)]
+
+    def _own_slot(self, slot: KvSlot) -> ToySlot:
+        if not isinstance(slot, ToySlot) or not slot.belongs_to(self._pool):
+            raise InvalidFeed("the slot is freed or belongs to another runner")
+        return slot
+
+    def _rows(self, slot: ToySlot, feed: Feed) -> Rows:
+        slot.write(feed.token_ids)
+        ends = range(slot.length - feed.num_rows + 1, slot.length + 1)
+        laws = [self._language.probs(slot.token_ids[:end]) for end in ends]
+        logits = torch.stack(laws).log() if laws else torch.empty(0, self._info.vocab_size, dtype=torch.float64)
+        hidden = torch.tensor([[float(end)] for end in ends]).reshape(-1, 1) if feed.want_hidden else None
+        return Rows(logits, hidden)
+
+    def _count_passes(self, feeds: Sequence[Feed]) -> None:
+        """Record, and sleep for, the passes a real runner would make."""
+        prompts = sum(feed.token_class is TokenClass.PROMPT for feed in feeds)
+        rows = sum(len(feed.token_ids) for feed in feeds if feed.token_class is TokenClass.DECODE)
+        full, rest = divmod(rows, self._info.max_rows)
+        sizes = [BLOCK_LEN] * prompts + [self._info.max_rows] * full
+        if rest:
+            sizes.append(next(size for size in self._info.row_classes if size >= rest))
+        self.passes += sizes
+        if self._delay_s and sizes:
+            time.sleep(self._delay_s * len(sizes))
+
+
+class ToyTokenizer:
+    """Ids for small strings, with the part of the `transformers` tokenizer interface that Outrider uses.
+
+    Every byte has an id, so any text can be encoded and a character may be split over tokens; words are added on top.
+    """
+
+    chat_template: str | None = None
+
+    def __init__(
+        self, words: Sequence[str] = ("the ", "cat ", "sat ", "on ", "a ", "mat", ". ", "\u4f60\u597d")
+    ) -> None:
+        """Make a tokenizer.
+
+        Args:
+            words: Multi-character pieces, tried longest first.
+        """
+        halves = ["\U0001f600".encode()[:2], "\U0001f600".encode()[2:]]
+        self._pieces = [b"", *(bytes([value]) for value in range(256)), *(word.encode() for word in words), *halves]
+        self._by_piece = {piece: token for token, piece in enumerate(self._pieces) if piece}
+        self._longest = max(len(piece) for piece in self._pieces)
+        self.eos_token_id = 0
+        self.all_special_ids = [0]
+        self.name_or_path = "toy"
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the map from piece (Latin-1 view of its bytes) to id."""
+        return {piece.decode("latin-1") or "<eos>": token for token, piece in enumerate(self._pieces)}
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text, longest piece first; there are no special tokens to add."""
+        data, ids, start = text.encode(), [], 0
+        while start < len(data):
+            sizes = range(min(self._longest, len(data) - start), 0, -1)
+            size = next(size for size in sizes if data[start : start + size] in self._by_piece)
+            ids.append(self._by_piece[data[start : start + size]])
+            start += size
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of ids; an incomplete character shows as U+FFFD, the end of sequence as `<eos>`."""
+        eos = b"" if skip_special_tokens else b"<eos>"
+        data = b"".join(self._pieces[token] if token else eos for token in token_ids)
+        return data.decode(errors="replace")
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], tokenize: bool = True, add_generation_prompt: bool = True
+    ) -> list[int] | str:
+        """Join messages as `role: content` lines; the answer's role is appended when asked for."""
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        text += "assistant: " if add_generation_prompt else ""
+        return self.encode(text) if tokenize else text
