@@ -1,0 +1,150 @@
+"""Clients of the store's server, and the one place that runs a script on it within a bounded time."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError,  # noqa: A004  (the library's own name; it is not the built-in one)
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    TimeoutError,  # noqa: A004
+    TryAgainError,
+)
+
+from outrider.errors import InvalidRequest, StoreError, StoreUnavailable
+
+StoreClient: TypeAlias = Redis | RedisCluster
+
+CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+"""URL schemes of a cluster -> the scheme redis-py knows."""
+SINGLE_SCHEMES = ("redis", "rediss", "unix")
+
+RETRY_PAUSE_S = 0.05
+"""Seconds before the one repeat of an idempotent script: long enough for a restarting server's socket to be there."""
+
+UNREACHED = (
+    ConnectionError,
+    TimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OutOfMemoryError,
+    ClusterDownError,
+    TryAgainError,
+    RedisClusterException,
+    OSError,
+)
+"""The server is away, starting, full, or in the middle of a failover: a later try may do."""
+
+UNREACHED_PREFIXES = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
+"""Replies with the same meaning that redis-py has no class for."""
+
+
+def open_client(url: str, *, timeout_s: float = 2.0, max_connections: int = 32) -> StoreClient:
+    """Make a client; nothing is connected yet. Close it with `await client.aclose()`.
+
+    redis-py's own repeats are off, since they include writes whose reply was lost; `ScriptRunner` repeats what is safe.
+
+    Args:
+        url: `redis://host:port/db`, `rediss://…`, `unix:///path?db=0`, `redis+cluster://host:port` or `rediss+cluster://…`.
+        timeout_s: seconds to wait for a free connection, for connecting, and for each reply.
+        max_connections: most connections (per node of a cluster); callers beyond that wait.
+
+    Raises:
+        InvalidRequest: the scheme is none of these.
+    """
+    parts = urlsplit(url)
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": max_connections,
+        "protocol": 2,  # replies have one shape on every server version
+    }
+    if parts.scheme in CLUSTER_SCHEMES:
+        plain = urlunsplit(parts._replace(scheme=CLUSTER_SCHEMES[parts.scheme]))
+        return RedisCluster.from_url(plain, **options)
+    if parts.scheme in SINGLE_SCHEMES:
+        return Redis.from_pool(BlockingConnectionPool.from_url(url, timeout=timeout_s, **options))
+    allowed = ", ".join((*SINGLE_SCHEMES, *CLUSTER_SCHEMES))
+    raise InvalidRequest("store url", url, f"a URL with scheme {allowed}")
+
+
+class ScriptRunner:
+    """Runs the store's Lua scripts; every failure to be answered in time is `StoreUnavailable`."""
+
+    def __init__(self, client: StoreClient, *, deadline_s: float, with_prelude: bool = True) -> None:
+        """Keep the client.
+
+        Args:
+            client: from `open_client`.
+            deadline_s: most seconds a call may take, its repeat included.
+            with_prelude: False for the registry's scripts, whose keys are others.
+        """
+        self._client = client
+        self._deadline_s = deadline_s
+        self._with_prelude = with_prelude
+
+    async def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], *, idempotent: bool) -> Any:
+        """Run `scripts/<name>.lua` and return its reply, a list whose first item is a status word.
+
+        Args:
+            name: the script's file name without `.lua`.
+            keys: all keys it touches, of one hash slot.
+            args: its ARGV.
+            idempotent: whether it may run again when the reply was lost.
+
+        Raises:
+            StoreUnavailable: not reached, or no answer within the deadline; a write may have happened.
+            StoreError: the server refused the script itself.
+        """
+        text, sha = _script(name, self._with_prelude)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                try:
+                    return await self._send(text, sha, keys, args)
+                except UNREACHED:
+                    if not idempotent:
+                        raise
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    return await self._send(text, sha, keys, args)
+        except UNREACHED as error:
+            raise StoreUnavailable(f"the session store did not answer ({name}): {_words(error)}") from error
+        except RedisError as error:
+            kind = StoreUnavailable if str(error).startswith(UNREACHED_PREFIXES) else StoreError
+            raise kind(f"the session store refused {name}: {error}") from error
+
+    async def _send(self, text: str, sha: str, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
+        # EVALSHA with EVAL behind it: unlike SCRIPT LOAD, EVAL is routed by its keys to the right node of a cluster.
+        command: Any = self._client
+        try:
+            return await command.evalsha(sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await command.eval(text, len(keys), *keys, *args)
+
+
+@cache
+def _script(name: str, with_prelude: bool) -> tuple[str, str]:
+    """Return a script's text and its SHA-1."""
+    folder = files("outrider.store.scripts")
+    clock = (folder / "clock.lua").read_text("utf-8")
+    prelude = (folder / "prelude.lua").read_text("utf-8") if with_prelude else ""
+    text = clock + prelude + (folder / f"{name}.lua").read_text("utf-8")
+    return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _words(error: BaseException) -> str:
+    """Return the error's text, or its class where it has none, as a plain timeout."""
+    return str(error) or type(error).__name__
