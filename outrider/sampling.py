@@ -1,0 +1,354 @@
+"""From logits to the distribution that is sampled from, and from a draft distribution to the row that is sent.
+
+Decides what `SamplingParams` mean: one order of operations (the order of its fields), ties at every border resolved
+towards the lowest token id, ids at or past the vocabulary's length (padding) cut off first. Target and drafters use
+the same code, so their distributions differ by their models only.
+
+Invariants: a row depends on its own logits, the parameters and the tokens before it, never on the rows beside it; a
+banned or filtered token has probability exactly 0; a sparse row is the very distribution its token is drawn from.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outrider.errors import InvalidRequest
+from outrider.ids import Mode
+from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
+from outrider.noise import gumbel_field_at
+
+MAX_SPARSE_TOKENS = 128
+"""Most tokens of a row on the wire."""
+SPARSE_MASS = 0.995
+"""A row on the wire keeps the fewest tokens that reach this mass."""
+BAN_BIAS = -100.0
+"""A bias this low or lower removes the token altogether."""
+
+_MIN_TEMPERATURE = 1e-30
+"""Keeps logits / temperature finite in float32; far below it only ties of the largest logit have any mass."""
+_FIRST_PREFIX = 256
+"""Tokens looked at first for top-p; nearly always enough, and ten times cheaper than sorting a vocabulary of 49,152."""
+
+
+def validate(params: SamplingParams, vocab_len: int) -> None:
+    """Refuse parameters that have no distribution, or that no float could carry.
+
+    Args:
+        params: as received from a client.
+        vocab_len: length of the tokenizer's id range.
+
+    Raises:
+        InvalidRequest: names the first field that is wrong, its value and the allowed range.
+    """
+    _check("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
+    _check("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _check("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _check("temperature", params.temperature, 0.0, 100.0)
+    if params.top_k < 0:
+        raise InvalidRequest("sampling.top_k", params.top_k, "an integer >= 0; 0 keeps all")
+    if not 0.0 < params.top_p <= 1.0:
+        raise InvalidRequest("sampling.top_p", params.top_p, "a number in (0, 1]")
+    _check("min_p", params.min_p, 0.0, 1.0)
+    _check_bias(params.logit_bias, vocab_len)
+
+
+class History:
+    """Which tokens a session has seen, as far as penalties need to know.
+
+    Holds the distinct tokens of prompt and output and how often each occurs in the output.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> None:
+        self._token_ids = list(dict.fromkeys(prompt_ids))
+        self._slots = {token: slot for slot, token in enumerate(self._token_ids)}
+        self._output_counts = [0] * len(self._token_ids)
+        self.advance(output_ids)
+
+    def advance(self, output_ids: Sequence[int]) -> None:
+        """Add committed output tokens."""
+        for token in output_ids:
+            slot = self._slots.setdefault(token, len(self._token_ids))
+            if slot == len(self._token_ids):
+                self._token_ids.append(token)
+                self._output_counts.append(0)
+            self._output_counts[slot] += 1
+
+    def peek(self, run: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+        """Return what the history would be after `run`, without advancing it.
+
+        Returns:
+            The distinct tokens seen, and for each its number of occurrences in the output (0: in the prompt only).
+        """
+        token_ids, counts = self._token_ids.copy(), self._output_counts.copy()
+        added: dict[int, int] = {}
+        for token in run:
+            slot = self._slots.get(token, added.get(token, -1))
+            if slot < 0:
+                slot = added[token] = len(token_ids)
+                token_ids.append(token)
+                counts.append(0)
+            counts[slot] += 1
+        return token_ids, counts
+
+
+def processed_logits(
+    logits: Tensor, params: SamplingParams, vocab_len: int, history: History | None = None, run: Sequence[int] = ()
+) -> Tensor:
+    """Apply bias, penalties, temperature and filters.
+
+    Args:
+        logits: [num_rows, >= vocab_len] floats of consecutive positions; half precision is widened to float32.
+        params: validated parameters. At temperature 0 neither temperature nor filters change the likeliest token,
+            so both are left out.
+        vocab_len: length of the tokenizer's id range; later ids are padding.
+        history: the tokens before the first row; needed where `params.uses_history`.
+        run: the tokens fed between the rows: row i comes after run[:i]. May be longer than needed.
+
+    Returns:
+        [num_rows, vocab_len] logits of the distribution, -inf where it has no mass. May share memory with `logits`
+        where nothing had to be changed.
+
+    Raises:
+        ValueError: the parameters need a history and none is given.
+    """
+    rows = logits[:, :vocab_len]
+    if rows.dtype not in (torch.float32, torch.float64):
+        rows = rows.float()
+    if params.logit_bias:
+        rows = _biased(rows, params.logit_bias)
+    if params.uses_history:
+        if history is None:
+            raise ValueError("penalties need the history of the session")
+        rows = _penalised(rows, params, history, run)
+    if params.temperature == 0.0:
+        return rows
+    if params.temperature != 1.0:
+        rows = rows / max(params.temperature, _MIN_TEMPERATURE)
+    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
+        return rows
+    return torch.stack([_filtered(row, params) for row in rows]) if len(rows) else rows
+
+
+def probabilities(
+    logits: Tensor, params: SamplingParams, vocab_len: int, history: History | None = None, run: Sequence[int] = ()
+) -> Tensor:
+    """Return the distributions that tokens are drawn from.
+
+    Args and errors are those of `processed_logits`.
+
+    Returns:
+        [num_rows, vocab_len] probabilities, float64 for float64 logits, else float32. At temperature 0 all mass is
+        on the likeliest token.
+    """
+    rows = processed_logits(logits, params, vocab_len, history, run)
+    if params.temperature > 0.0:
+        return torch.softmax(rows, dim=-1)
+    one_hot = torch.zeros_like(rows)
+    for index, row in enumerate(rows):
+        one_hot[index, greedy_token(row)] = 1.0
+    return one_hot
+
+
+def target_rows(
+    logits: Tensor,
+    mode: Mode,
+    params: SamplingParams,
+    vocab_len: int,
+    history: History | None = None,
+    run: Sequence[int] = (),
+) -> Tensor:
+    """Return the rows that the verification rule of `mode` works on.
+
+    Greedy mode compares processed logits, which spares the softmax; every other mode takes probabilities.
+
+    Returns:
+        [num_rows, vocab_len] processed logits or probabilities.
+    """
+    prepare = processed_logits if mode is Mode.GREEDY else probabilities
+    return prepare(logits, params, vocab_len, history, run)
+
+
+def greedy_token(row: Tensor) -> int:
+    """Return the id of the largest value of a row [vocab]; the lowest id where several are equal."""
+    # NumPy promises the first of equal maxima, torch does not.
+    return int(_as_numpy(row).argmax())
+
+
+def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> int:
+    """Draw a token with the shared noise field: argmax of ln p + G over the support of p.
+
+    Args:
+        row: [vocab] probabilities.
+        key: the field's key.
+        sample_index: which of several samples of one prompt.
+        position: absolute position of the token.
+
+    Returns:
+        A token with probability > 0, distributed as `row` over random keys, and the same for equal arguments.
+
+    Source: Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding".
+    """
+    probs = _as_numpy(row)
+    support = np.flatnonzero(probs)
+    scores = np.log(probs[support].astype(np.float64))
+    scores += gumbel_field_at(key, sample_index, position, support)
+    return int(support[scores.argmax()])
+
+
+def sparse_row(row: Tensor) -> SparseRow:
+    """Round a draft distribution to the row that is sent and drawn from.
+
+    Keeps the fewest likeliest tokens that reach `SPARSE_MASS`, at most `MAX_SPARSE_TOKENS`, and rounds their
+    renormalised probabilities to positive integers by largest remainder.
+
+    Args:
+        row: [vocab] probabilities, at least one of them positive.
+
+    Returns:
+        The likeliest first; tokens of probability 0 never appear.
+    """
+    ids = _likeliest(row, min(MAX_SPARSE_TOKENS, len(row)))
+    probs = _as_numpy(row[ids]).astype(np.float64)
+    mass = np.cumsum(probs)
+    num = int(np.searchsorted(mass, SPARSE_MASS * float(row.sum(dtype=torch.float64)))) + 1
+    num = min(num, int(np.count_nonzero(probs)))
+    return SparseRow(tuple(ids[:num].tolist()), tuple(_rounded_counts(probs[:num]).tolist()))
+
+
+def one_hot_row(token: int) -> SparseRow:
+    """Return the row of a token that was proposed without drawing it."""
+    return SparseRow((token,), (COUNT_TOTAL,))
+
+
+def draw_from_counts(row: SparseRow, word: int) -> int:
+    """Draw a token by integer arithmetic: over uniform 64-bit words its probability is exactly count / 2**16.
+
+    Args:
+        row: the row that is sent with the token.
+        word: a 64-bit word, from `noise.word64`.
+
+    Returns:
+        A token id of the row.
+    """
+    slot = word >> 48
+    return next(token for token, end in zip(row.token_ids, accumulate(row.counts), strict=True) if slot < end)
+
+
+def row_problem(row: SparseRow, token: int, vocab_len: int) -> str:
+    """Say why a received row cannot be the one its token was drawn from; an empty string if it can.
+
+    Args:
+        row: as received, unchecked.
+        token: the token proposed with it.
+        vocab_len: length of the tokenizer's id range.
+    """
+    ids, counts = row.token_ids, row.counts
+    if not 1 <= len(ids) <= MAX_SPARSE_TOKENS or len(ids) != len(counts):
+        return f"{len(ids)} ids and {len(counts)} counts: must be equally many, 1 .. {MAX_SPARSE_TOKENS}"
+    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= vocab_len:
+        return f"ids must be distinct and in 0 .. {vocab_len - 1}"
+    if min(counts) < 1 or sum(counts) != COUNT_TOTAL:
+        return f"counts must be positive and sum to {COUNT_TOTAL}, not {sum(counts)}"
+    return "" if token in ids else f"token {token} has no mass in its row"
+
+
+def _check(field: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside [low, high]; NaN is outside of everything."""
+    if not low <= value <= high:
+        raise InvalidRequest(f"sampling.{field}", value, f"a number in [{low:g}, {high:g}]")
+
+
+def _check_bias(logit_bias: Sequence[tuple[int, float]], vocab_len: int) -> None:
+    """Refuse ids that do not exist or come twice, biases that are not finite, and a ban of the whole vocabulary."""
+    for token, bias in logit_bias:
+        if not 0 <= token < vocab_len:
+            raise InvalidRequest("sampling.logit_bias", token, f"a token id in 0 .. {vocab_len - 1}")
+        if not (math.isfinite(bias) and bias <= -BAN_BIAS):
+            raise InvalidRequest("sampling.logit_bias", bias, f"a finite bias, at most {-BAN_BIAS:g}")
+    ids = [token for token, _ in logit_bias]
+    if len(set(ids)) != len(ids):
+        raise InvalidRequest("sampling.logit_bias", ids, "distinct token ids")
+    if sum(bias <= BAN_BIAS for _, bias in logit_bias) >= vocab_len:
+        raise InvalidRequest("sampling.logit_bias", f"{len(ids)} banned ids", "at least one token that is not banned")
+
+
+def _biased(rows: Tensor, logit_bias: Sequence[tuple[int, float]]) -> Tensor:
+    """Add biases in a copy of the rows."""
+    rows = rows.clone()
+    ids = torch.tensor([token for token, _ in logit_bias], device=rows.device)
+    bias = torch.tensor([value for _, value in logit_bias], dtype=rows.dtype, device=rows.device)
+    rows[:, ids] += bias.masked_fill(bias <= BAN_BIAS, -torch.inf)
+    return rows
+
+
+def _penalised(rows: Tensor, params: SamplingParams, history: History, run: Sequence[int]) -> Tensor:
+    """Apply penalties in a copy of the rows; row i also counts run[:i]."""
+    rows = rows.clone()
+    for index, row in enumerate(rows):
+        seen, counts = history.peek(run[:index])
+        ids = torch.tensor(seen, dtype=torch.int64, device=rows.device)
+        occurrences = torch.tensor(counts, dtype=rows.dtype, device=rows.device)
+        values = row[ids]
+        factor = params.repetition_penalty
+        values = torch.where(values > 0, values / factor, values * factor)
+        values -= params.presence_penalty * (occurrences > 0) + params.frequency_penalty * occurrences
+        row[ids] = values
+    return rows
+
+
+def _filtered(row: Tensor, params: SamplingParams) -> Tensor:
+    """Return the row [vocab] with -inf for tokens that top-k, top-p or min-p removes."""
+    weights = torch.exp(row - row.max())
+    kept = row
+    if 0 < params.top_k < len(row):
+        ids = _likeliest(row, params.top_k)
+        kept = torch.full_like(row, -torch.inf).index_copy_(0, ids, row[ids])
+    if params.top_p < 1.0:
+        ids = _nucleus(kept, torch.exp(kept - kept.max()), params.top_p)
+        kept = torch.full_like(row, -torch.inf).index_copy_(0, ids, row[ids])
+    return kept.masked_fill(weights < params.min_p, -torch.inf)
+
+
+def _nucleus(row: Tensor, weights: Tensor, top_p: float) -> Tensor:
+    """Return the fewest likeliest ids whose weights reach the fraction `top_p` of all weights."""
+    goal = top_p * float(weights.sum(dtype=torch.float64))
+    num = min(_FIRST_PREFIX, len(row))
+    while True:
+        ids = _likeliest(row, num)
+        mass = np.cumsum(_as_numpy(weights[ids]).astype(np.float64))
+        if mass[-1] >= goal or num == len(row):
+            return ids[: int(np.searchsorted(mass, goal)) + 1]
+        num = min(num * 16, len(row))
+
+
+def _likeliest(row: Tensor, num: int) -> Tensor:
+    """Return the ids of the `num` largest values (1 <= num <= len), largest first, equal values by lowest id."""
+    border = torch.topk(row, num).values[-1]
+    candidates = torch.nonzero(row >= border).squeeze(1)
+    order = torch.sort(row[candidates], descending=True, stable=True).indices
+    return candidates[order[:num]]
+
+
+def _rounded_counts(probs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Round positive weights, likeliest first, at most 128, to positive integers that sum to `COUNT_TOTAL`."""
+    ideal = probs * (COUNT_TOTAL / probs.sum())
+    counts: npt.NDArray[np.int64] = np.maximum(np.floor(ideal), 1.0).astype(np.int64)
+    missing = COUNT_TOTAL - int(counts.sum())
+    if missing > 0:
+        counts[np.argsort(counts - ideal, kind="stable")[:missing]] += 1
+    else:
+        # Raising tiny weights to 1 overdrew by less than 128; the first count is at least 2**16 / 128 = 512.
+        counts[0] += missing
+    return counts
+
+
+def _as_numpy(row: Tensor) -> npt.NDArray[np.floating[Any]]:
+    """View a row on the host; values are unchanged."""
+    array: npt.NDArray[np.floating[Any]] = row.detach().cpu().numpy()
+    return array
