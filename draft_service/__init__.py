@@ -1,1 +1,1 @@
-"""The draft worker: guesses the next tokens of many sessions and streams them to verifiers."""
+"""The draft worker: guesses the next tokens."""

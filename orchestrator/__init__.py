@@ -1,1 +1,1 @@
-"""The orchestrator: places sessions, runs rounds, commits tokens and serves clients."""
+"""The orchestrator: owns the session, the commit and what the client sees."""

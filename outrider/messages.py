@@ -109,6 +109,73 @@ class Pass:
 ProposeMessage = ProposalHeader | Proposal | Pass
 
 
+@dataclass(frozen=True, slots=True)
+class ProposeHello:
+    """A draft worker introduces itself: the first message of its Propose stream."""
+
+    worker_id: WorkerId
+    vocabulary: "Vocabulary"
+    feature_layers: tuple[int, ...] = ()
+    """Target layers whose hidden states it wants back; -1 is the last, after its final norm."""
+
+
+ProposeRequestMessage = ProposeHello | ProposeMessage
+
+
+# --- verifier -> draft worker (Propose) ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeWelcome:
+    """The verifier accepts a draft worker: the first message of the way back."""
+
+    worker_id: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A dense array on the wire, row-major."""
+
+    dtype: str
+    """"float32", "float16", "bfloat16" or "int32"."""
+    shape: tuple[int, ...]
+    data: bytes
+    """Little-endian elements without padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFeatures:
+    """The target's hidden states of committed positions."""
+
+    session_id: SessionId
+    epoch: Epoch
+    position: int
+    """Absolute position of the first row."""
+    features: Tensor
+    """[layers, positions, hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackHint:
+    """Sent before the authoritative commit: `token_id` was committed at `start`, `epoch` begins behind it."""
+
+    session_id: SessionId
+    epoch: Epoch
+    start: int
+    token_id: int | None = None
+    """None: the chain was reset, and drafting restarts at `start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The sender is stopping; running sessions go on until its grace is over."""
+
+    reason: str = ""
+
+
+ProposeResponseMessage = ProposeWelcome | TargetFeatures | RollbackHint | Draining
+
+
 # --- verifier -> orchestrator (Decode) ----------------------------------------------------------------------------
 
 
@@ -120,6 +187,7 @@ class VerdictCause:
     PLAIN = "plain"
     PATIENCE = "patience"
     RESET = "reset"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +232,9 @@ class Verdict:
         return self.start + len(self.token_ids)
 
 
+DecodeResponseMessage = Verdict | Draining
+
+
 # --- orchestrator -> verifier (Decode) ----------------------------------------------------------------------------
 
 
@@ -187,11 +258,13 @@ class DecodeOpen:
     commit_limit: int = 0
     speculation: Speculation = Speculation()
     patience_s: float = 1.0
+    worker_id: WorkerId = WorkerId("")
+    """The drafter of `generation`, opened at the same time with the same tokens; empty: nobody drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeAttach:
-    """Names the one drafter of a generation; answered by a zero-token verdict."""
+    """Names the one drafter of a later generation; answered by a zero-token verdict, with which it is opened."""
 
     generation: Generation
     worker_id: WorkerId
@@ -280,6 +353,9 @@ class DraftStatus:
     drafter: str = ""
     missing_from: int = -1
     """>= 0: a commit was missed; send the tokens from this position again."""
+
+
+DraftResponseMessage = DraftStatus | Draining
 
 
 # --- descriptions ---------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""The verifier: tests proposals against the target model and decides what is committed."""
+"""The verifier: owns whether a token is accepted."""

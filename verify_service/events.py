@@ -1,0 +1,125 @@
+"""What happens to a chain, and what must be done: the vocabulary of `verify_service.chain`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.ids import Epoch, TokenKind, WorkerId
+from outrider.messages import DecodeAttach, DecodeProgress, ProposeMessage, SparseRow
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message of a draft worker's `Propose` stream."""
+
+    worker_id: WorkerId
+    message: ProposeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBroken:
+    """A draft worker's `Propose` stream ended or was opened again: what it carried may be lost."""
+
+    worker_id: WorkerId
+
+
+class TimerKind(StrEnum):
+    """What a timer guards."""
+
+    PATIENCE = "patience"
+    BODY = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerExpired:
+    """The timer of that number ran out; any but the running one is late and changes nothing."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The engine asks for work; at most `max_rows` rows may be fed to the model (0: only held rows)."""
+
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Answer to a `Test`: so many tokens accepted, and the token drawn by the verifier, if one was."""
+
+    num_accepted: int
+    num_tested: int
+    drawn: int | None
+
+
+Event = DecodeAttach | DecodeProgress | Arrived | StreamBroken | TimerExpired | Scheduled | Judged
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Feed `feed` to the model, then test `token_ids` in order, or, with none, draw one token.
+
+    The rows to test on are the held row first, if `from_held`, then the rows of the fed tokens. Without `feed` the
+    model is not needed at all.
+    """
+
+    __test__ = False
+
+    epoch: Epoch
+    base_len: int
+    """Position of the first tested or drawn token: the committed length."""
+    feed: tuple[int, ...]
+    from_held: bool
+    token_ids: tuple[int, ...]
+    rows: tuple[SparseRow, ...]
+    draw: TokenKind | None
+    """Kind of the token to draw when nothing is tested."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows the model computes for it."""
+        return len(self.feed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """KV past `length` is not the session's any more."""
+
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Send a verdict; the engine adds timings and log-probabilities."""
+
+    epoch: Epoch
+    start: int
+    token_ids: tuple[int, ...]
+    kinds: tuple[TokenKind, ...]
+    num_accepted: int
+    num_tested: int
+    next_epoch: Epoch
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """Start a timer under a new number; it replaces the running one."""
+
+    kind: TimerKind
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Add to a counter: `stale`, `garbage`, `duplicate`, `parked_overflow`, `gap`, `wasted`, `guarantee_void`."""
+
+    name: str
+    amount: int = 1
+
+
+Command = Test | Rewind | Report | StartTimer | Count
