@@ -39,6 +39,8 @@ class _VerdictCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerdictC
     """Decoded plain because patience ran out."""
     VERDICT_CAUSE_RESET: _VerdictCause.ValueType  # 5
     """The chain had a gap or its stream was reopened; draft again from the committed length."""
+    VERDICT_CAUSE_QUARANTINED: _VerdictCause.ValueType  # 6
+    """The drafter kept sending garbage and is cut off from this session."""
 
 class VerdictCause(_VerdictCause, metaclass=_VerdictCauseEnumTypeWrapper):
     """Why a verdict was sent."""
@@ -55,6 +57,8 @@ VERDICT_CAUSE_PATIENCE: VerdictCause.ValueType  # 4
 """Decoded plain because patience ran out."""
 VERDICT_CAUSE_RESET: VerdictCause.ValueType  # 5
 """The chain had a gap or its stream was reopened; draft again from the committed length."""
+VERDICT_CAUSE_QUARANTINED: VerdictCause.ValueType  # 6
+"""The drafter kept sending garbage and is cut off from this session."""
 Global___VerdictCause: _TypeAlias = VerdictCause  # noqa: Y015
 
 @_typing.final
@@ -161,6 +165,7 @@ class DecodeOpen(_message.Message):
     COMMIT_LIMIT_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     classes: _builtins.bytes
@@ -177,6 +182,8 @@ class DecodeOpen(_message.Message):
     """Top log-probabilities wanted per token, 0 .. 128. Unset means no log-probabilities at all."""
     commit_limit: _builtins.int
     """Absolute position the verifier never commits past."""
+    worker_id: _builtins.str
+    """The drafter of `generation`, opened at the same time with the same tokens. Empty means that nobody drafts."""
     @_builtins.property
     def generation(self) -> _types_pb2.Generation:
         """Generation of the opening orchestrator; lower ones are refused from now on."""
@@ -213,10 +220,11 @@ class DecodeOpen(_message.Message):
         commit_limit: _builtins.int = ...,
         speculation: _types_pb2.Speculation | None = ...,
         patience: _duration_pb2.Duration | None = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "generation", b"generation", "num_logprobs", b"num_logprobs", "patience", b"patience", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "classes", b"classes", "commit_limit", b"commit_limit", "generation", b"generation", "key", b"key", "mode", b"mode", "num_logprobs", b"num_logprobs", "patience", b"patience", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "classes", b"classes", "commit_limit", b"commit_limit", "generation", b"generation", "key", b"key", "mode", b"mode", "num_logprobs", b"num_logprobs", "patience", b"patience", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -226,7 +234,7 @@ Global___DecodeOpen: _TypeAlias = DecodeOpen  # noqa: Y015
 
 @_typing.final
 class DecodeAttach(_message.Message):
-    """Names the one drafter of a generation. Answered by a verdict with zero tokens that names the committed length."""
+    """Names the one drafter of a later generation. Answered by a verdict with zero tokens that names the committed length."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
