@@ -5,19 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import OutriderError
+from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Generation, TokenClass, TokenKind, WorkerId
 from outrider.messages import DecodeAttach, DecodeProgress, DraftCommit, Speculation, TokenLogprobs, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens for the client, with the text they complete."""
-
-    start: int
-    token_ids: tuple[int, ...]
-    kinds: tuple[TokenKind, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +16,8 @@ class Outcome:
 
     chunk: Chunk
     finish: FinishReason | None = None
+    matched: str = ""
+    """The stop string, or the stop id as a number, that ended it."""
 
 
 class Committer(Protocol):

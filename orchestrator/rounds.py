@@ -25,7 +25,6 @@ from orchestrator.events import (
     Cancelled,
     ChooseDrafter,
     ChooseVerifier,
-    Chunk,
     CloseDrafter,
     CloseVerifier,
     Command,
@@ -52,6 +51,7 @@ from orchestrator.events import (
     VerifierLost,
 )
 from outrider.errors import Unavailable
+from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Generation, TokenClass, WorkerId
 from outrider.messages import DecodeAttach, DecodeProgress, DraftCommit, Speculation, Verdict, VerdictCause
 
