@@ -1,7 +1,7 @@
 """The error tree, and the one table that maps it to gRPC status codes.
 
 Everything Outrider raises on purpose is an `OutriderError`. The right-hand columns are what a peer or client sees: the
-gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` rebuilds the same class on the other side.
+gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` rebuilds the class on the other side.
 
     OutriderError                    (never raised itself)
     ├── InvalidRequest               INVALID_ARGUMENT     INVALID_REQUEST        + BadRequest field violation
@@ -159,7 +159,7 @@ class DeadlineExceeded(OutriderError):
 
 
 class Cancelled(OutriderError):
-    """The other side of a stream called it off. (Cancellation of our own tasks stays `asyncio.CancelledError`.)"""
+    """The other side of a stream called it off; cancellation of our own tasks stays `asyncio.CancelledError`."""
 
     reason = "CANCELLED"
 

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass, field
 
-from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenId, TokenKind, WorkerId
+from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 
 COUNT_TOTAL = 1 << 16
 """The integer counts of a draft row sum to this."""
@@ -24,7 +24,7 @@ class SparseRow:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's logits become the distribution that is sampled from; the order of the fields is the order of use."""
+    """How the target's logits become the distribution that is sampled from; fields are in the order of use."""
 
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, bias added to its logit); -100 or less bans the token."""

@@ -435,9 +435,11 @@ class Speculation(_message.Message):
     gamma: _builtins.int
     """Tokens per proposal, 0 .. 256."""
     restart_gamma: _builtins.int
-    """Tokens of the first proposal of an epoch, 0 .. gamma."""
+    """Tokens of the first proposal of an epoch, 0 .. 256; of use up to gamma."""
     window: _builtins.int
-    """Most tokens the chain may be ahead of the committed length: 0, or gamma .. 65536. Equal to gamma: sequential rounds."""
+    """Most tokens the chain may be ahead of the committed length, 0 .. 65536; of use from gamma up. Equal to gamma: sequential
+    rounds.
+    """
     def __init__(
         self,
         *,

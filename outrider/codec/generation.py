@@ -1,0 +1,341 @@
+"""Codec of `generation.proto`: requests are checked as a client's (`InvalidRequest`), events as a peer's."""
+
+from typing import assert_never
+
+from outrider.codec import types as t
+from outrider.codec.checks import CLIENT, MAX_GAMMA, MAX_LOGPROBS, MAX_WINDOW, PEER, duration
+from outrider.generation import (
+    ChatMessage,
+    ChatPrompt,
+    Chunk,
+    Figures,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Notice,
+    ResumeFrom,
+    SpeculationChoice,
+    Started,
+    TextPrompt,
+    TokenPrompt,
+    Usage,
+)
+from outrider.ids import FinishReason, Mode, SessionId
+from outrider.messages import SamplingParams
+from outrider.v1 import generation_pb2 as pb
+
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_CHAT_MESSAGES = 1 << 14
+MAX_POSITIONS = 4096
+"""Most entries of a per-position count."""
+ROLES = ("system", "user", "assistant", "tool")
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
+    """Encode a request for a continuation."""
+    message = pb.GenerateRequest(
+        model=request.model,
+        session_id=request.session_id,
+        max_tokens=request.max_tokens,
+        sampling=t.sampling_to_proto(request.sampling),
+        seed=request.seed,
+        stop=request.stop,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        speculation=_choice_to_proto(request.speculation),
+        drafter=request.drafter,
+        logprobs=request.num_logprobs,
+        return_token_origin=request.return_token_origin,
+        sample_index=request.sample_index,
+    )
+    if request.mode is not None:
+        message.mode = t.mode_to_proto(request.mode)
+    _set_prompt(message, request)
+    return message
+
+
+def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
+    """Decode and check a client's request.
+
+    Raises:
+        InvalidRequest: a field is out of range, or fields contradict each other.
+    """
+    has = message.HasField
+    sampling = t.sampling_from_proto(message.sampling, CLIENT)
+    return GenerationRequest(
+        prompt=_prompt_from_proto(message),
+        model=message.model,
+        session_id=SessionId(message.session_id),
+        max_tokens=CLIENT.integer("max_tokens", message.max_tokens, 1) if has("max_tokens") else None,
+        sampling=sampling,
+        seed=message.seed if has("seed") else None,
+        stop=_stop_from_proto(message),
+        stop_token_ids=CLIENT.ids("stop_token_ids", message.stop_token_ids, 0, MAX_STOPS),
+        ignore_eos=message.ignore_eos,
+        mode=_mode_from_proto(message, sampling),
+        speculation=_choice_from_proto(message.speculation),
+        drafter=message.drafter,
+        num_logprobs=CLIENT.integer("logprobs", message.logprobs, 0, MAX_LOGPROBS) if has("logprobs") else None,
+        return_token_origin=message.return_token_origin,
+        sample_index=CLIENT.integer("sample_index", message.sample_index),
+    )
+
+
+def _set_prompt(message: pb.GenerateRequest, request: GenerationRequest) -> None:
+    match request.prompt:
+        case TextPrompt(text):
+            message.text = text
+        case TokenPrompt(token_ids):
+            message.token_ids.token_ids.extend(token_ids)
+        case ChatPrompt(messages):
+            message.chat.messages.extend(pb.ChatMessage(role=m.role, content=m.content) for m in messages)
+        case other:
+            assert_never(other)
+
+
+def _prompt_from_proto(message: pb.GenerateRequest) -> TextPrompt | TokenPrompt | ChatPrompt:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(CLIENT.name("text", message.text))
+        case "token_ids":
+            return TokenPrompt(CLIENT.ids("token_ids", message.token_ids.token_ids, 1))
+        case "chat":
+            CLIENT.count("chat.messages", message.chat.messages, 1, MAX_CHAT_MESSAGES)
+            return ChatPrompt(tuple(_chat_message(entry) for entry in message.chat.messages))
+        case None:
+            raise CLIENT.fault("input", None, "one of text, token_ids, chat")
+        case other:
+            assert_never(other)
+
+
+def _chat_message(message: pb.ChatMessage) -> ChatMessage:
+    CLIENT.require(message.role in ROLES, "chat.messages.role", message.role, f"one of {', '.join(ROLES)}")
+    return ChatMessage(message.role, message.content)
+
+
+def _stop_from_proto(message: pb.GenerateRequest) -> tuple[str, ...]:
+    CLIENT.count("stop", message.stop, 0, MAX_STOPS)
+    for index, text in enumerate(message.stop):
+        allowed = f"1 .. {MAX_STOP_CHARS} characters"
+        CLIENT.require(1 <= len(text) <= MAX_STOP_CHARS, f"stop[{index}]", text, allowed)
+    return tuple(message.stop)
+
+
+def _mode_from_proto(message: pb.GenerateRequest, sampling: SamplingParams) -> Mode | None:
+    """Decode the mode, and refuse one that contradicts temperature or seed."""
+    if message.mode == 0:
+        return None
+    mode = CLIENT.enum("mode", message.mode, Mode)
+    if mode is Mode.GREEDY:
+        CLIENT.require(sampling.temperature == 0, "sampling.temperature", sampling.temperature, "0 in mode GREEDY")
+    if mode is Mode.COUPLED:
+        CLIENT.require(message.HasField("seed"), "seed", None, "a seed in mode COUPLED")
+    return mode
+
+
+def _choice_to_proto(choice: SpeculationChoice) -> pb.SpeculationOverride:
+    return pb.SpeculationOverride(
+        off=choice.off, gamma=choice.gamma, restart_gamma=choice.restart_gamma, window=choice.window
+    )
+
+
+def _choice_from_proto(message: pb.SpeculationOverride) -> SpeculationChoice:
+    gamma = message.gamma if message.HasField("gamma") else None
+    restart_gamma = message.restart_gamma if message.HasField("restart_gamma") else None
+    window = message.window if message.HasField("window") else None
+    if message.off:
+        extra = gamma is not None or restart_gamma is not None or window is not None
+        CLIENT.require(not extra, "speculation.off", True, "no other field of speculation beside off")
+    if gamma is not None:
+        CLIENT.integer("speculation.gamma", gamma, 1, MAX_GAMMA)
+    if restart_gamma is not None:
+        CLIENT.integer("speculation.restart_gamma", restart_gamma, 1, MAX_GAMMA if gamma is None else gamma)
+    if window is not None:
+        CLIENT.require(gamma is not None, "speculation.gamma", None, "a gamma beside window")
+        CLIENT.integer("speculation.window", window, gamma or 1, MAX_WINDOW)
+    return SpeculationChoice(message.off, gamma, restart_gamma, window)
+
+
+def resume_to_proto(resume: ResumeFrom) -> pb.ResumeRequest:
+    """Encode a request to go on."""
+    return pb.ResumeRequest(session_id=resume.session_id, next_position=resume.next_position)
+
+
+def resume_from_proto(message: pb.ResumeRequest) -> ResumeFrom:
+    """Decode and check a client's request to go on.
+
+    Raises:
+        InvalidRequest: the session is empty, or the position out of range.
+    """
+    session_id = SessionId(CLIENT.name("session_id", message.session_id))
+    return ResumeFrom(session_id, CLIENT.integer("next_position", message.next_position))
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+def event_to_proto(event: GenerationEvent) -> pb.GenerationEvent:
+    """Encode an event; both `GenerateResponse` and `ResumeResponse` carry it."""
+    match event:
+        case Started():
+            return pb.GenerationEvent(started=_started_to_proto(event))
+        case Chunk():
+            return pb.GenerationEvent(chunk=_chunk_to_proto(event))
+        case Notice():
+            return pb.GenerationEvent(notice=pb.Notice(reason=event.reason, text=event.text))
+        case Finished():
+            return pb.GenerationEvent(finished=_finished_to_proto(event))
+        case _:
+            assert_never(event)
+
+
+def event_from_proto(message: pb.GenerationEvent) -> GenerationEvent:
+    """Decode an orchestrator's event.
+
+    Raises:
+        ProtocolError: nothing is set, or a field is out of range.
+    """
+    match message.WhichOneof("event"):
+        case "started":
+            return _started_from_proto(message.started)
+        case "chunk":
+            return _chunk_from_proto(message.chunk)
+        case "notice":
+            return Notice(PEER.name("notice.reason", message.notice.reason), message.notice.text)
+        case "finished":
+            return _finished_from_proto(message.finished)
+        case None:
+            raise PEER.fault("event", None, "one of started, chunk, notice, finished")
+        case other:
+            assert_never(other)
+
+
+def _started_to_proto(event: Started) -> pb.Started:
+    return pb.Started(
+        session_id=event.session_id,
+        prompt_len=event.prompt_len,
+        mode=t.mode_to_proto(event.mode),
+        guarantee=t.guarantee_to_proto(event.exactness),
+        model=event.model,
+    )
+
+
+def _started_from_proto(message: pb.Started) -> Started:
+    return Started(
+        session_id=SessionId(PEER.name("started.session_id", message.session_id)),
+        prompt_len=PEER.integer("started.prompt_len", message.prompt_len),
+        mode=PEER.enum("started.mode", message.mode, Mode),
+        exactness=t.guarantee_from_proto("started.guarantee", message.guarantee),
+        model=message.model,
+    )
+
+
+def _chunk_to_proto(event: Chunk) -> pb.Chunk:
+    return pb.Chunk(
+        start=event.start,
+        token_ids=event.token_ids,
+        text=event.text,
+        kinds=t.kinds_to_proto(event.kinds),
+        logprobs=t.logprobs_to_proto(event.logprobs),
+    )
+
+
+def _chunk_from_proto(message: pb.Chunk) -> Chunk:
+    token_ids = PEER.ids("chunk.token_ids", message.token_ids)
+    kinds = t.kinds_from_proto("chunk.kinds", message.kinds, PEER)
+    logprobs = t.logprobs_from_proto("chunk.logprobs", message.logprobs)
+    for field, items in (("chunk.kinds", kinds), ("chunk.logprobs", logprobs)):
+        if items:
+            PEER.count(field, items, len(token_ids), len(token_ids))
+    return Chunk(PEER.integer("chunk.start", message.start), token_ids, message.text, kinds, logprobs)
+
+
+def _finished_to_proto(event: Finished) -> pb.Finished:
+    usage = event.usage
+    return pb.Finished(
+        reason=pb.FinishReason.ValueType(event.reason.value),
+        matched=event.matched,
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        ),
+        figures=figures_to_proto(event.figures),
+    )
+
+
+def _finished_from_proto(message: pb.Finished) -> Finished:
+    usage = Usage(
+        PEER.integer("usage.prompt_tokens", message.usage.prompt_tokens),
+        PEER.integer("usage.completion_tokens", message.usage.completion_tokens),
+        PEER.integer("usage.cached_tokens", message.usage.cached_tokens),
+    )
+    reason = PEER.enum("finished.reason", message.reason, FinishReason)
+    return Finished(reason, message.matched, usage, figures_from_proto(message.figures))
+
+
+def figures_to_proto(figures: Figures) -> pb.Figures:
+    """Encode how a generation went."""
+    return pb.Figures(
+        num_rounds=figures.num_rounds,
+        num_rollbacks=figures.num_rollbacks,
+        num_drafted=figures.num_drafted,
+        num_tested=figures.num_tested,
+        num_accepted=figures.num_accepted,
+        tested_per_position=figures.tested_per_position[:MAX_POSITIONS],
+        accepted_per_position=figures.accepted_per_position[:MAX_POSITIONS],
+        num_stale=figures.num_stale,
+        num_plain=figures.num_plain,
+        num_recovered=figures.num_recovered,
+        num_bonus=figures.num_bonus,
+        tokens_per_second=figures.tokens_per_second,
+        tokens_per_round=figures.tokens_per_round,
+        draft_time=duration(figures.draft_s),
+        network_time=duration(figures.network_s),
+        queue_time=duration(figures.queue_s),
+        verify_time=duration(figures.verify_s),
+        commit_time=duration(figures.commit_s),
+        time_to_first_token=duration(figures.time_to_first_token_s),
+        total_time=duration(figures.total_s),
+        speculation_off=figures.speculation_off,
+        guarantee_void=figures.guarantee_void,
+        engine_fingerprint=figures.engine_fingerprint,
+        drafter=figures.drafter,
+    )
+
+
+def figures_from_proto(message: pb.Figures) -> Figures:
+    """Decode how a generation went; figures are for reading, so only their form is checked."""
+    PEER.count("figures.tested_per_position", message.tested_per_position, 0, MAX_POSITIONS)
+    tested = len(message.tested_per_position)
+    PEER.count("figures.accepted_per_position", message.accepted_per_position, tested, tested)
+    return Figures(
+        num_rounds=message.num_rounds,
+        num_rollbacks=message.num_rollbacks,
+        num_drafted=message.num_drafted,
+        num_tested=message.num_tested,
+        num_accepted=message.num_accepted,
+        tested_per_position=tuple(message.tested_per_position),
+        accepted_per_position=tuple(message.accepted_per_position),
+        num_stale=message.num_stale,
+        num_plain=message.num_plain,
+        num_recovered=message.num_recovered,
+        num_bonus=message.num_bonus,
+        tokens_per_second=message.tokens_per_second,
+        tokens_per_round=message.tokens_per_round,
+        draft_s=PEER.seconds("figures.draft_time", message.draft_time),
+        network_s=PEER.seconds("figures.network_time", message.network_time),
+        queue_s=PEER.seconds("figures.queue_time", message.queue_time),
+        verify_s=PEER.seconds("figures.verify_time", message.verify_time),
+        commit_s=PEER.seconds("figures.commit_time", message.commit_time),
+        time_to_first_token_s=PEER.seconds("figures.time_to_first_token", message.time_to_first_token),
+        total_s=PEER.seconds("figures.total_time", message.total_time),
+        speculation_off=message.speculation_off,
+        guarantee_void=message.guarantee_void,
+        engine_fingerprint=message.engine_fingerprint,
+        drafter=message.drafter,
+    )

@@ -1,0 +1,212 @@
+"""What clients ask and what they are told, as frozen values.
+
+`outrider.codec.generation` turns them into protobuf and back, and any other front door builds the same values. Nothing
+here knows about the wire. A decoded `GenerationRequest` has passed all checks that need no model: ids against a
+vocabulary and lengths against a context are the orchestrator's to check.
+"""
+
+from dataclasses import dataclass
+
+from outrider.ids import FinishReason, Mode, SessionId, TokenKind
+from outrider.messages import SamplingParams, TokenLogprobs, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text to continue."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids to continue, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    """"system", "user", "assistant" or "tool"."""
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation to answer; the model's chat template turns it into tokens."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    """A client's own choice of how far to draft; None leaves a figure to measurement."""
+
+    off: bool = False
+    """Decode without drafts; excludes the other fields."""
+    gamma: int | None = None
+    restart_gamma: int | None = None
+    window: int | None = None
+    """Needs gamma, and is at least that."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request for a continuation."""
+
+    prompt: TextPrompt | TokenPrompt | ChatPrompt
+    model: str = ""
+    """Empty: the server's default."""
+    session_id: SessionId = SessionId("")
+    """Empty: a new session."""
+    max_tokens: int | None = None
+    """None: the server's default, or what the context holds."""
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    """0 .. 2^64 - 1; None: a fresh random key."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    mode: Mode | None = None
+    """None: AUTO."""
+    speculation: SpeculationChoice = SpeculationChoice()
+    drafter: str = ""
+    """Empty: any kind."""
+    num_logprobs: int | None = None
+    """Top log-probabilities per token; None: none at all."""
+    return_token_origin: bool = False
+    sample_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFrom:
+    """Go on with a generation from the first token the client has not seen."""
+
+    session_id: SessionId
+    next_position: int
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The generation began; always the first event."""
+
+    session_id: SessionId
+    prompt_len: int
+    """Position of the first generated token."""
+    mode: Mode
+    exactness: str = "bitwise"
+    """"bitwise" or "distribution"."""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of committed tokens, and the text that became certain with it."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    kinds: tuple[TokenKind, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The generation is degraded, and goes on: slower, never wrong."""
+
+    reason: str
+    """A stable label."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was consumed, in tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How the generation went; counts cover this generation only."""
+
+    num_rounds: int = 0
+    num_rollbacks: int = 0
+    num_drafted: int = 0
+    num_tested: int = 0
+    num_accepted: int = 0
+    tested_per_position: tuple[int, ...] = ()
+    """Tests at each distance from the start of an epoch, nearest first."""
+    accepted_per_position: tuple[int, ...] = ()
+    """Acceptances at each distance; as long as tested_per_position."""
+    num_stale: int = 0
+    num_plain: int = 0
+    num_recovered: int = 0
+    num_bonus: int = 0
+    tokens_per_second: float = 0.0
+    tokens_per_round: float = 0.0
+    draft_s: float = 0.0
+    network_s: float = 0.0
+    queue_s: float = 0.0
+    verify_s: float = 0.0
+    commit_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+    total_s: float = 0.0
+    speculation_off: str = ""
+    """Why speculation was off at the end, a stable label; empty: it was on."""
+    guarantee_void: int = 0
+    engine_fingerprint: str = ""
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The generation ended; always the last event."""
+
+    reason: FinishReason
+    matched: str = ""
+    """The stop string, or the stop id as a number, that ended it; else empty."""
+    usage: Usage = Usage()
+    figures: Figures = Figures()
+
+
+GenerationEvent = Started | Chunk | Notice | Finished
+
+
+# --- what the other calls return ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """What is stored about a session."""
+
+    session_id: SessionId
+    model: str
+    running: bool
+    """Whether a generation is under way, or was interrupted and can be resumed."""
+    length: int
+    prompt_len: int
+    mode: Mode
+    token_ids: tuple[int, ...] = ()
+    updated_at_s: float = 0.0
+    """Seconds since the epoch of Unix time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model that can be asked for."""
+
+    model: str
+    vocabulary: Vocabulary
+    context_len: int
+    num_verifiers: int = 0
+    drafters: tuple[str, ...] = ()
+    is_default: bool = False
