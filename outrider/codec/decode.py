@@ -28,6 +28,7 @@ _CAUSES = {
     VerdictCause.PLAIN: pb.VERDICT_CAUSE_PLAIN,
     VerdictCause.PATIENCE: pb.VERDICT_CAUSE_PATIENCE,
     VerdictCause.RESET: pb.VERDICT_CAUSE_RESET,
+    VerdictCause.QUARANTINED: pb.VERDICT_CAUSE_QUARANTINED,
 }
 _CAUSE_NAMES = {number: name for name, number in _CAUSES.items()}
 
@@ -88,6 +89,7 @@ def _open_to_proto(message: DecodeOpen) -> pb.DecodeOpen:
         commit_limit=message.commit_limit,
         speculation=t.speculation_to_proto(message.speculation),
         patience=duration(message.patience_s),
+        worker_id=message.worker_id,
     )
 
 
@@ -110,6 +112,7 @@ def _open_from_proto(message: pb.DecodeOpen) -> DecodeOpen:
         commit_limit=PEER.integer("open.commit_limit", message.commit_limit),
         speculation=t.speculation_from_proto(message.speculation),
         patience_s=_patience("open.patience", message.patience if message.HasField("patience") else None),
+        worker_id=WorkerId(message.worker_id),
     )
 
 

@@ -53,11 +53,13 @@ from outrider.messages import (
     Tensor,
     TokenLogprobs,
     Verdict,
+    VerdictCause,
     Vocabulary,
     WorkerDescription,
 )
 
 MAX = 2**31 - 1
+CAUSES = sorted(value for name, value in vars(VerdictCause).items() if name.isupper())
 
 # --- strategies ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         num_accepted=draw(st.integers(0, tested)),
         num_tested=tested,
         next_epoch=second,
-        cause=draw(st.sampled_from(["attached", "tested", "plain", "patience", "reset"])),
+        cause=draw(st.sampled_from(CAUSES)),
         logprobs=draw(st.one_of(st.just(()), per_token)),
         verify_s=draw(seconds),
         queue_s=draw(seconds),
@@ -158,6 +160,7 @@ def decode_opens(draw: st.DrawFn) -> DecodeOpen:
         commit_limit=draw(ints),
         speculation=draw(speculations),
         patience_s=draw(seconds),
+        worker_id=WorkerId(draw(texts)),
     )
 
 
