@@ -156,15 +156,16 @@ def block_slot(slot: KvSlot, pool: BlockPool) -> BlockSlot | None:
 
 
 class KvCache:
-    """Keys and values of all blocks: per layer [kv_heads, num_blocks * 64, head_dim], contiguous.
+    """Keys and values of all blocks: per layer [num_blocks * 64, 2 * kv_heads, head_dim], keys before values.
 
-    Position p of a slot lies at row `blocks[p // 64] * 64 + p % 64`, so a run of neighbouring blocks is a view.
+    Position p of a slot lies at row `blocks[p // 64] * 64 + p % 64`, so a run of neighbouring blocks is a view, and one
+    copy writes a token's keys and values.
     """
 
     def __init__(
         self, shapes: list[tuple[int, int]], num_blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Allocate zeros (a masked position must hold finite numbers).
+        """Allocate zeros: what is masked must still be a finite number.
 
         Args:
             shapes: (kv_heads, head_dim) of each layer.
@@ -173,17 +174,16 @@ class KvCache:
             device: The model's.
         """
         rows = num_blocks * BLOCK_LEN
-        self.keys = [torch.zeros(heads, rows, dim, dtype=dtype, device=device) for heads, dim in shapes]
-        self.values = [torch.zeros(heads, rows, dim, dtype=dtype, device=device) for heads, dim in shapes]
+        self.layers = [torch.zeros(rows, 2 * heads, dim, dtype=dtype, device=device) for heads, dim in shapes]
 
-    def write(self, layer: int, rows: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store new keys and values.
+    def read(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [kv_heads, n, head_dim] of pool rows: a view for a slice, a copy for row numbers."""
+        pool = self.layers[layer]
+        both = (pool[where] if isinstance(where, slice) else pool.index_select(0, where)).transpose(0, 1)
+        heads = both.shape[0] // 2
+        return both[:heads], both[heads:]
 
-        Args:
-            layer: Index of the layer's attention.
-            rows: [n] int64, pool rows.
-            key: [kv_heads, n, head_dim].
-            value: [kv_heads, n, head_dim].
-        """
-        self.keys[layer].index_copy_(1, rows, key)
-        self.values[layer].index_copy_(1, rows, value)
+
+def pool_rows(slot: BlockSlot, first: int, last: int) -> list[int]:
+    """Return the pool rows of positions [first, last) of a slot."""
+    return [slot.blocks[pos // BLOCK_LEN] * BLOCK_LEN + pos % BLOCK_LEN for pos in range(first, last)]

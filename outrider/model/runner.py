@@ -13,6 +13,7 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from torch import Tensor
@@ -156,7 +157,7 @@ def prefill_plan(start: int, end: int) -> list[tuple[int, int]]:
         Ranges (first, after last), in order, each inside one block.
     """
     cuts = [start, *range((start // BLOCK_LEN + 1) * BLOCK_LEN, end, BLOCK_LEN), end]
-    return [(first, last) for first, last in zip(cuts, cuts[1:], strict=False) if first < last]
+    return [(first, last) for first, last in pairwise(cuts) if first < last]
 
 
 def check_feeds(feeds: Sequence[Feed], info: ModelInfo) -> None:

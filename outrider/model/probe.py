@@ -1,0 +1,243 @@
+"""Finds out, on this machine, which shapes of passes give bit-identical rows, and sets a runner up with them.
+
+Matrix kernels choose their inner loops by the number of rows, so a row may come out with other bits in a pass of 1 than in a
+pass of 8. The probe computes the same rows in passes of every candidate size, groups the sizes whose rows agree bit for bit,
+and takes the largest group: small passes stay cheap, and nobody can tell which one was used. It then checks the choice under
+mixed sessions. Source: the observation that batch invariance needs fixed reduction orders, not fixed batch sizes.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from outrider.errors import FailedPrecondition
+from outrider.ids import TokenClass
+from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
+from outrider.model.transformers_runner import RowClasses, TransformersRunner
+
+CANDIDATES = (1, 2, 4, 8, 16, 32)
+"""Row counts that are tried."""
+
+_PROMPT_LEN = 40
+_NUM_ROWS = 32
+_NUM_FEW = 8
+"""Rows tried in passes of one and two: more would cost a second and find nothing else."""
+_FALLBACK = 16
+"""The one row count used when no two agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What was found."""
+
+    classes: RowClasses
+    fingerprint: str
+    """Of the engine: machine, libraries, dtype, threads, model shape, classes."""
+    cached: bool
+    """Whether an earlier run's result was used."""
+
+
+def calibrate(runner: TransformersRunner, cache_dir: Path | None = None) -> ProbeReport:
+    """Find the row classes of this machine and model and set the runner to them.
+
+    Blocks for a second or two the first time; needs three free blocks and leaves no slot behind.
+
+    Args:
+        runner: Its slots, if any, must be fed again afterwards.
+        cache_dir: Where results are kept between runs; None keeps nothing.
+
+    Returns:
+        The classes, which are also set.
+    """
+    key = engine_key(runner)
+    path = cache_dir / "probe" / f"{key}.json" if cache_dir else None
+    known = _read(path) if path else None
+    classes = known or _find_classes(runner)
+    fingerprint = _digest([key, asdict(classes)])
+    runner.set_classes(classes, fingerprint)
+    if path and not known:
+        _write(path, classes)
+    return ProbeReport(classes, fingerprint, known is not None)
+
+
+def engine_key(runner: TransformersRunner) -> str:
+    """Return a digest of everything but the classes that the bits of a row may depend on, weights excepted."""
+    config = runner.model.config
+    shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str | list)}
+    return _digest([_machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
+                    torch.get_num_threads(), runner.fused, type(runner.model).__name__, shape])  # fmt: skip
+
+
+def _machine(runner: TransformersRunner) -> list[str]:
+    """Name the instruction set, or the GPU, that the model runs on."""
+    if runner.device.type == "cuda":
+        return [torch.cuda.get_device_name(runner.device)]
+    flags = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), *sorted(flags.split())]
+
+
+def _find_classes(runner: TransformersRunner) -> RowClasses:
+    """Probe tiles, then row counts, then the prompt class; verify."""
+    tiles = _agreeing(lambda tile: _rows_by(runner, RowClasses((_NUM_ROWS,), (tile,)), _NUM_ROWS))
+    rows = _agreeing(lambda count: _rows_by(runner, RowClasses((count,), tiles), count))
+    for choice in (RowClasses(rows, tiles), RowClasses((_FALLBACK,), tiles), RowClasses((_FALLBACK,), tiles[:1])):
+        if _is_invariant(runner, choice):
+            return replace(choice, classes_differ=_prompt_differs(runner, choice))
+    return RowClasses((_FALLBACK,), tiles[:1], "distribution")
+
+
+def _agreeing(rows_of: Callable[[int], Tensor]) -> tuple[int, ...]:
+    """Return the largest group of candidates whose rows agree; of equal groups the one with the larger sizes."""
+    results = {size: rows_of(size) for size in CANDIDATES}
+    groups = [
+        tuple(size for size in CANDIDATES if _same(results[size], results[leader])) for leader in reversed(CANDIDATES)
+    ]
+    best = max(groups, key=len)
+    return best if len(best) > 1 else (_FALLBACK,)
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether the rows that both have are bit-identical."""
+    count = min(len(ours), len(theirs))
+    return torch.equal(ours[:count], theirs[:count])
+
+
+def _rows_by(runner: TransformersRunner, classes: RowClasses, run: int) -> Tensor:
+    """Return rows of one session fed in runs of `run` tokens, across a block border: [rows, vocab]."""
+    runner.set_classes(classes, "")
+    total = _NUM_FEW if run < 4 else _NUM_ROWS
+    ids = _token_ids(runner, _PROMPT_LEN + total)
+    slot = _prefilled(runner, ids[:_PROMPT_LEN])
+    rows = [_decode(runner, slot, ids[start : start + run]) for start in range(_PROMPT_LEN, len(ids), run)]
+    runner.free_slot(slot)
+    return torch.cat(rows)
+
+
+def _is_invariant(runner: TransformersRunner, classes: RowClasses) -> bool:
+    """Whether rows stay the same with odd run lengths and with a neighbour that precedes them in the pass."""
+    whole = _rows_by(runner, classes, _NUM_ROWS)
+    odd = _rows_by(runner, classes, 5)
+    return _same(whole, odd) and _same(whole, _rows_beside_neighbour(runner, classes))
+
+
+def _rows_beside_neighbour(runner: TransformersRunner, classes: RowClasses) -> Tensor:
+    """Return the same rows as `_rows_by`, fed three at a time behind two rows of another session."""
+    runner.set_classes(classes, "")
+    ids = _token_ids(runner, _PROMPT_LEN + _NUM_FEW + 1)
+    slot, other = _prefilled(runner, ids[:_PROMPT_LEN]), _prefilled(runner, ids[1:5])
+    rows = []
+    for start in range(_PROMPT_LEN, len(ids), 3):
+        run = ids[start : start + 3]
+        feeds = [Feed(other, ids[:2], TokenClass.DECODE, 2), Feed(slot, run, TokenClass.DECODE, len(run))]
+        rows.append(runner.forward(feeds)[1].logits)
+    runner.free_slot(slot)
+    runner.free_slot(other)
+    return torch.cat(rows)
+
+
+def _prompt_differs(runner: TransformersRunner, classes: RowClasses) -> bool:
+    """Whether a token fed as PROMPT may leave other bits than the same token fed as DECODE."""
+    runner.set_classes(classes, "")
+    ids = _token_ids(runner, _PROMPT_LEN + _NUM_FEW)
+    slot = runner.new_slot()
+    prompt = runner.forward([Feed(slot, ids, TokenClass.PROMPT, len(ids))])[0].logits
+    slot.truncate(0)
+    decode = _decode(runner, slot, ids)
+    runner.free_slot(slot)
+    return not torch.equal(prompt, decode)
+
+
+def _prefilled(runner: TransformersRunner, ids: Sequence[int]) -> KvSlot:
+    slot = runner.new_slot()
+    for start, end in prefill_plan(0, len(ids)):
+        runner.forward([Feed(slot, tuple(ids[start:end]), TokenClass.PROMPT, 0)])
+    return slot
+
+
+def _decode(runner: TransformersRunner, slot: KvSlot, ids: Sequence[int]) -> Tensor:
+    return runner.forward([Feed(slot, tuple(ids), TokenClass.DECODE, len(ids))])[0].logits
+
+
+def _token_ids(runner: TransformersRunner, count: int) -> tuple[int, ...]:
+    """Return the first `count` of a fixed sequence of ids."""
+    generator = torch.Generator().manual_seed(20)
+    return tuple(torch.randint(0, runner.info.vocab_size, (4 * BLOCK_LEN,), generator=generator)[:count].tolist())
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> RowClasses | None:
+    """Return a kept result, or None when there is none that can be read."""
+    try:
+        data = json.loads(path.read_text())
+        rows, tiles = tuple(map(int, data["rows"])), tuple(map(int, data["tiles"]))
+        return RowClasses(rows, tiles, str(data["exactness"]), bool(data["classes_differ"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, classes: RowClasses) -> None:
+    """Keep a result; readers see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(asdict(classes)))
+    part.replace(path)
+
+
+class StockCheck:
+    """Guards against computing another function than the model's own: compares with its stock forward."""
+
+    _LIMITS = {torch.float32: 1e-3, torch.float64: 1e-6}
+    """Root mean square of the difference over the standard deviation of the logits; 16-bit types: 0.15."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        """Run the stock forward; before a runner takes the model over.
+
+        Args:
+            model: As loaded.
+        """
+        count = min(BLOCK_LEN + 16, int(getattr(model.config, "max_position_embeddings", 0) or BLOCK_LEN + 16))
+        generator = torch.Generator().manual_seed(21)
+        self._ids = torch.randint(0, int(model.config.vocab_size), (count,), generator=generator)
+        with torch.inference_mode():
+            device = next(model.parameters()).device
+            self._stock = model(self._ids[None].to(device), use_cache=False).logits[0].float()
+        self._limit = self._LIMITS.get(next(model.parameters()).dtype, 0.15)
+
+    def verify(self, runner: TransformersRunner) -> float:
+        """Compare.
+
+        Args:
+            runner: Of the same model.
+
+        Returns:
+            The relative difference found.
+
+        Raises:
+            FailedPrecondition: It is more than rounding explains.
+        """
+        slot, rows = runner.new_slot(), []
+        for start, end in prefill_plan(0, len(self._ids)):
+            ids = tuple(self._ids[start:end].tolist())
+            rows.append(runner.forward([Feed(slot, ids, TokenClass.PROMPT, len(ids))])[0].logits)
+        runner.free_slot(slot)
+        error = float((torch.cat(rows) - self._stock).pow(2).mean().sqrt() / self._stock.std())
+        if not error < self._limit:
+            raise FailedPrecondition(
+                f"{runner.info.name}: rows over the block pool differ from the model's own by {error:.3g} of their spread "
+                f"(at most {self._limit:g} is rounding): the model has a feature that is not supported"
+            )
+        return error
