@@ -75,8 +75,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyedDraws:
-    """The draws of one session in one epoch: keyed, counted by (position, epoch), the same whenever they are
-    repeated."""
+    """The draws of one session in one epoch, keyed and counted by (position, epoch): repeating one gives the same."""
 
     session_key: bytes
     """Of `noise.KEY_BYTES` bytes; may be empty where the rule never draws (greedy mode)."""
