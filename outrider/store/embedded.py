@@ -129,14 +129,15 @@ class EmbeddedServer:
         command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(program), *self._settings()]
         lock = _lock(self._data_dir) if self._data_dir else None
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: the server ends after its last client
-                pass_fds=() if lock is None else (lock,),  # the lock lives exactly as long as the server
-            )
+            with (self._running_folder() / "server.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,  # what it says before it has opened its own log
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is for us: the server ends after its last client
+                    pass_fds=() if lock is None else (lock,),  # the lock lives exactly as long as the server
+                )
         finally:
             if lock is not None:
                 os.close(lock)

@@ -101,7 +101,7 @@ class SessionStore:
         return _lease(reply[3].decode(), reply)
 
     async def release_lease(self, session_id: SessionId, fence: int) -> None:
-        """Give the lease up, so that the next owner needs neither force nor patience. Idempotent.
+        """Give the lease up, so that the next owner needs neither force nor patience, and trim the log. Idempotent.
 
         Raises:
             Fenced: another owner took it.

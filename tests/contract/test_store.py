@@ -1,0 +1,631 @@
+"""The session store's contract, on every server it may run on."""
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from outrider.errors import FailedPrecondition, InvalidRequest, LeaseLost, NotFound, StoreUnavailable, code_of
+from outrider.ids import Epoch, FinishReason, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
+from outrider.messages import SamplingParams
+from outrider.store.connect import StoreClient, open_client
+from outrider.store.embedded import EmbeddedServer
+from outrider.store.encoding import decode_state, encode_state
+from outrider.store.errors import (
+    Fenced,
+    LeaseHeld,
+    LogConflict,
+    LogGap,
+    SessionExists,
+    SessionNotFound,
+    StateUnreadable,
+)
+from outrider.store.records import KvLocation, Lease, SessionState, SessionStatus
+from outrider.store.sessions import PARTS, SessionStore
+
+T = TypeVar("T")
+
+SESSION = SessionId("s/1 ü")
+PROMPT = (7, 0, 4_294_967_295)
+STATE = SessionState(model="toy", mode=Mode.GREEDY, prompt_len=3, max_tokens=100)
+FULL_STATE = SessionState(
+    model="toy-ü",
+    mode=Mode.BLOCK,
+    prompt_len=3,
+    max_tokens=100,
+    sampling=SamplingParams(logit_bias=((3, -100.0), (9, 0.1)), temperature=0.7, top_k=5, top_p=0.9, min_p=0.05),
+    seed=2**63 - 1,
+    key=bytes(range(240, 256)),
+    sample_index=2,
+    num_logprobs=5,
+    stop_strings=("\n\n", "ENDE…"),
+    stop_ids=(0, 2),
+    status=SessionStatus.FINISHED,
+    finish_reason=FinishReason.LENGTH,
+    attach_count=4,
+    verifier_id=WorkerId("v1"),
+    draft_id=WorkerId("d1"),
+    counters={"drafted": 10, "accepted": 7},
+)
+
+
+async def create(store: SessionStore, state: SessionState = STATE, owner: str = "one", ttl_s: float = 60.0) -> Lease:
+    return await store.create(SESSION, state, PROMPT, [TokenClass.PROMPT] * 3, owner, ttl_s)
+
+
+def decode(count: int) -> list[TokenClass]:
+    return [TokenClass.DECODE] * count
+
+
+async def cut_log(client: StoreClient, store: SessionStore, session_id: SessionId, length: int) -> None:
+    """Shorten a log behind the store's back, as a failover to a replica that lagged does."""
+    raw: Any = client
+    _, log, classes, kinds, _ = store._keys(session_id)
+    for key, width in ((log, 4), (classes, 1), (kinds, 1)):
+        kept = (await raw.getrange(key, 0, length * width - 1)) if length else b""
+        await raw.set(key, kept, keepttl=True)
+
+
+# --- create, state ------------------------------------------------------------------------------------------------
+
+
+async def test_a_created_session_has_its_prompt_its_state_and_a_lease_with_fence_one(store: SessionStore) -> None:
+    before = time.time()
+    lease = await create(store, FULL_STATE)
+    assert (lease.owner, lease.fence) == ("one", 1)
+    assert before + 59 < lease.expires_s < time.time() + 61
+    assert await store.read_state(SESSION) == FULL_STATE
+    log = await store.read_log(SESSION)
+    assert (log.token_ids, log.classes, log.length, log.end) == (PROMPT, (TokenClass.PROMPT,) * 3, 3, 3)
+
+
+async def test_a_session_cannot_be_created_twice(store: SessionStore) -> None:
+    await create(store)
+    with pytest.raises(SessionExists) as caught:
+        await store.create(SESSION, FULL_STATE, [1], [TokenClass.PROMPT], "two", 60.0)
+    assert isinstance(caught.value, FailedPrecondition)
+    assert (await store.read_log(SESSION)).token_ids == PROMPT
+    assert await store.read_state(SESSION) == STATE
+
+
+async def test_of_many_creators_at_once_exactly_one_wins(store: SessionStore) -> None:
+    tries = [create(store, owner=f"owner-{i}") for i in range(10)]
+    results = await asyncio.gather(*tries, return_exceptions=True)
+    assert sum(isinstance(result, Lease) for result in results) == 1
+    assert sum(isinstance(result, SessionExists) for result in results) == 9
+
+
+async def test_an_update_changes_the_named_fields_alone_and_may_be_repeated(store: SessionStore) -> None:
+    lease = await create(store, FULL_STATE)
+    changes: dict[str, Any] = {
+        "status": SessionStatus.FAILED,
+        "finish_reason": None,
+        "seed": None,
+        "counters": {"a": 1},
+    }
+    for _ in range(2):
+        await store.update_state(SESSION, lease.fence, **changes)
+    assert await store.read_state(SESSION) == replace(FULL_STATE, **changes)
+
+
+async def test_every_field_of_the_state_can_be_updated_and_read_back(store: SessionStore) -> None:
+    lease = await create(store)
+    for f in fields(SessionState):
+        await store.update_state(SESSION, lease.fence, **{f.name: getattr(FULL_STATE, f.name)})
+    assert await store.read_state(SESSION) == FULL_STATE
+
+
+async def test_unknown_fields_are_refused_on_write_and_ignored_on_read(
+    client: StoreClient, store: SessionStore
+) -> None:
+    lease = await create(store, FULL_STATE)
+    with pytest.raises(ValueError, match="no field 'colour'"):
+        await store.update_state(SESSION, lease.fence, colour="red")
+    with pytest.raises(ValueError, match="model cannot hold"):
+        await store.update_state(SESSION, lease.fence, model=3)
+    raw: Any = client
+    await raw.hset(store._keys(SESSION)[0], "colour", "red")
+    await raw.hset(store._keys(SESSION)[0], "sampling", b'{"temperature":0.5,"taste":1}')
+    assert await store.read_state(SESSION) == replace(FULL_STATE, sampling=SamplingParams(temperature=0.5))
+
+
+@pytest.mark.parametrize("damage", [{b"model": None}, {b"mode": b"99"}, {b"sampling": b"{"}, {b"counters": b"\xff"}])
+def test_a_state_that_cannot_be_read_says_so(damage: dict[bytes, bytes | None]) -> None:
+    pairs = encode_state(FULL_STATE)
+    raw: dict[bytes, Any] = {str(n).encode(): v for n, v in zip(pairs[::2], pairs[1::2], strict=True)} | damage
+    with pytest.raises(StateUnreadable):
+        decode_state({name: value for name, value in raw.items() if value is not None})
+
+
+async def test_an_idle_session_of_a_thousand_tokens_takes_less_than_nine_kilobytes_of_the_servers_memory(
+    client: StoreClient, store: SessionStore
+) -> None:
+    lease = await create(store, FULL_STATE)
+    ids = random.Random(1).choices(range(200_000), k=997)
+    for start in range(0, 997, 4):
+        some = ids[start : start + 4]
+        await store.append(SESSION, lease.fence, 3 + start, some, decode(len(some)), b"\x02" * len(some))
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v1"), 999))
+    await store.release_lease(SESSION, lease.fence)
+    raw: Any = client
+    used = [await raw.memory_usage(key) or 0 for key in store._keys(SESSION)]
+    assert all(used)
+    assert sum(used) < 9_000
+    assert (await store.read_log(SESSION)).token_ids == (*PROMPT, *ids)
+
+
+# --- log ----------------------------------------------------------------------------------------------------------
+
+
+async def test_appends_lengthen_the_log_and_slices_start_where_asked(store: SessionStore) -> None:
+    lease = await create(store)
+    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 5
+    assert await store.append(SESSION, lease.fence, 5, [12], [TokenClass.PROMPT], bytes([TokenKind.BONUS])) == 6
+    log = await store.read_log(SESSION, 4)
+    assert (log.start, log.token_ids, log.length) == (4, (11, 12), 6)
+    assert log.classes == (TokenClass.DECODE, TokenClass.PROMPT)
+    assert log.kinds == bytes([0, TokenKind.BONUS])
+
+
+async def test_a_slice_past_the_end_is_empty_and_tells_the_length(store: SessionStore) -> None:
+    await create(store)
+    for start in (3, 4, 1000):
+        log = await store.read_log(SESSION, start)
+        assert (log.token_ids, log.classes, log.length) == ((), (), 3)
+
+
+async def test_an_append_without_tokens_changes_nothing(store: SessionStore) -> None:
+    lease = await create(store)
+    assert await store.append(SESSION, lease.fence, 3, [], []) == 3
+    with pytest.raises(LogGap):
+        await store.append(SESSION, lease.fence, 4, [], [])
+
+
+async def test_a_repeated_append_is_accepted_and_written_once(store: SessionStore) -> None:
+    lease = await create(store)
+    for _ in range(3):
+        assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2), b"\x02\x03") == 5
+    await store.append(SESSION, lease.fence, 5, [12], decode(1))
+    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 6
+    log = await store.read_log(SESSION)
+    assert (log.token_ids, log.kinds) == ((*PROMPT, 10, 11, 12), b"\x00\x00\x00\x02\x03")
+
+
+async def test_of_a_range_that_is_partly_there_only_the_rest_is_written(store: SessionStore) -> None:
+    lease = await create(store)
+    await store.append(SESSION, lease.fence, 3, [10, 11], decode(2), b"\x02\x02")
+    assert await store.append(SESSION, lease.fence, 4, [11, 12], decode(2), b"\x02\x03") == 6
+    log = await store.read_log(SESSION, 3)
+    assert (log.token_ids, log.kinds) == ((10, 11, 12), b"\x02\x02\x03")
+
+
+@pytest.mark.parametrize(
+    ("start", "ids", "classes"),
+    [(3, [10, 99], decode(2)), (3, [10, 11], [TokenClass.DECODE, TokenClass.PROMPT]), (4, [99, 12], decode(2))],
+)
+async def test_an_append_over_other_tokens_or_classes_is_a_conflict_and_writes_nothing(
+    store: SessionStore, start: int, ids: list[int], classes: list[TokenClass]
+) -> None:
+    lease = await create(store)
+    await store.append(SESSION, lease.fence, 3, [10, 11], decode(2))
+    before = await store.read_log(SESSION)
+    with pytest.raises(LogConflict) as caught:
+        await store.append(SESSION, lease.fence, start, ids, classes)
+    assert caught.value.length == 5
+    assert await store.read_log(SESSION) == before
+
+
+async def test_a_lost_tail_is_noticed_and_appended_again_from_the_mirror(
+    client: StoreClient, store: SessionStore
+) -> None:
+    lease = await create(store)
+    mirror = [*PROMPT, *range(20, 30)]
+    await store.append(SESSION, lease.fence, 3, mirror[3:], decode(10), b"\x01" * 10)
+    await cut_log(client, store, SESSION, 6)
+    with pytest.raises(LogGap) as caught:
+        await store.append(SESSION, lease.fence, 13, [30], decode(1), b"\x01")
+    length = caught.value.length
+    assert length == 6
+    again = [*mirror[length:], 30]
+    assert await store.append(SESSION, lease.fence, length, again, decode(len(again)), b"\x01" * len(again)) == 14
+    log = await store.read_log(SESSION)
+    assert log.token_ids == (*mirror, 30)
+    assert log.kinds == b"\x00" * 3 + b"\x01" * 11
+
+
+@pytest.mark.parametrize(
+    ("ids", "classes", "kinds"),
+    [([-1], [2], b""), ([2**32], [2], b""), ([1], [9], b""), ([1], [2, 2], b""), ([1], [2], b"\x01\x01")],
+)
+async def test_an_append_of_impossible_values_is_refused_before_it_is_sent(
+    store: SessionStore, ids: list[int], classes: list[int], kinds: bytes
+) -> None:
+    lease = await create(store)
+    with pytest.raises(ValueError):
+        await store.append(SESSION, lease.fence, 3, ids, classes, kinds)
+    with pytest.raises(ValueError, match="start"):
+        await store.append(SESSION, lease.fence, -1, [1], [2])
+    with pytest.raises(ValueError, match="start"):
+        await store.read_log(SESSION, -1)
+    assert (await store.read_log(SESSION)).length == 3
+
+
+@pytest.mark.parametrize("session_id", ["", "a}b", "{a}"])
+async def test_an_id_that_would_spoil_the_hash_tag_is_refused(store: SessionStore, session_id: str) -> None:
+    with pytest.raises(InvalidRequest, match="session_id"):
+        await store.read_log(SessionId(session_id))
+
+
+# --- lease --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_held_lease_is_refused_to_others_and_granted_to_its_owner_with_the_same_fence(
+    store: SessionStore,
+) -> None:
+    await create(store)
+    with pytest.raises(LeaseHeld) as caught:
+        await store.acquire_lease(SESSION, "two", 60.0)
+    assert caught.value.owner == "one"
+    assert (await store.acquire_lease(SESSION, "one", 60.0)).fence == 1
+    assert (await store.acquire_lease(SESSION, "one", 60.0, force=True)).fence == 1
+
+
+async def test_a_forced_lease_fences_the_old_owner_out_of_every_write(store: SessionStore) -> None:
+    old = await create(store)
+    new = await store.acquire_lease(SESSION, "two", 60.0, force=True)
+    assert new.fence == old.fence + 1
+    writes: list[Coroutine[Any, Any, object]] = [
+        store.append(SESSION, old.fence, 3, [1], decode(1)),
+        store.update_state(SESSION, old.fence, status=SessionStatus.FAILED),
+        store.put_kv_location(SESSION, old.fence, KvLocation(WorkerId("v"), 3)),
+        store.renew_lease(SESSION, old.fence, 60.0),
+        store.release_lease(SESSION, old.fence),
+        store.delete(SESSION, old.fence),
+    ]
+    for write in writes:
+        with pytest.raises(Fenced) as caught:
+            await write
+        assert caught.value.current == new.fence
+        assert isinstance(caught.value, LeaseLost)
+    assert (await store.read_log(SESSION)).length == 3
+    assert await store.read_state(SESSION) == STATE
+    assert await store.kv_locations(SESSION) == ()
+    assert await store.append(SESSION, new.fence, 3, [1], decode(1)) == 4
+
+
+async def test_even_a_repeat_of_a_written_range_is_refused_to_a_stale_owner(store: SessionStore) -> None:
+    old = await create(store)
+    await store.append(SESSION, old.fence, 3, [1], decode(1))
+    await store.acquire_lease(SESSION, "two", 60.0, force=True)
+    with pytest.raises(Fenced):
+        await store.append(SESSION, old.fence, 3, [1], decode(1))
+
+
+async def test_a_fence_from_the_future_is_refused(store: SessionStore) -> None:
+    lease = await create(store)
+    with pytest.raises(Fenced):
+        await store.append(SESSION, lease.fence + 1, 3, [1], decode(1))
+
+
+async def test_an_expired_lease_can_be_taken_without_force_and_until_then_still_writes(store: SessionStore) -> None:
+    old = await create(store, ttl_s=0.05)
+    await asyncio.sleep(0.1)
+    assert await store.append(SESSION, old.fence, 3, [1], decode(1)) == 4
+    assert (await store.acquire_lease(SESSION, "two", 60.0)).fence == 2
+    with pytest.raises(Fenced):
+        await store.renew_lease(SESSION, old.fence, 60.0)
+
+
+async def test_a_renewed_lease_does_not_expire(store: SessionStore) -> None:
+    lease = await create(store, ttl_s=0.05)
+    renewed = await store.renew_lease(SESSION, lease.fence, 60.0)
+    assert (renewed.owner, renewed.fence) == ("one", 1)
+    assert renewed.expires_s > lease.expires_s + 30
+    await asyncio.sleep(0.1)
+    with pytest.raises(LeaseHeld):
+        await store.acquire_lease(SESSION, "two", 60.0)
+
+
+async def test_a_released_lease_is_free_for_anyone_under_a_new_fence(store: SessionStore) -> None:
+    lease = await create(store)
+    for _ in range(2):
+        await store.release_lease(SESSION, lease.fence)
+    with pytest.raises(Fenced):
+        await store.renew_lease(SESSION, lease.fence, 60.0)
+    assert (await store.acquire_lease(SESSION, "one", 60.0)).fence == 2
+
+
+async def test_two_owners_appending_at_once_leave_one_text(store: SessionStore) -> None:
+    """Owners take the lease by force in turn and append their own ids; the log must be the acknowledged appends."""
+    await create(store)
+    acknowledged: dict[int, int] = {}
+
+    async def owner(name: str, token: int) -> None:
+        for _ in range(15):
+            lease = await store.acquire_lease(SESSION, name, 60.0, force=True)
+            try:
+                for _ in range(5):
+                    start = (await store.read_log(SESSION)).length
+                    await store.append(SESSION, lease.fence, start, [token, token], decode(2))
+                    for position in (start, start + 1):
+                        assert position not in acknowledged
+                        acknowledged[position] = token
+            except Fenced:
+                continue
+
+    await asyncio.gather(owner("one", 101), owner("two", 202))
+    log = await store.read_log(SESSION, 3)
+    assert set(log.token_ids) == {101, 202}
+    assert {3 + i: token for i, token in enumerate(log.token_ids)} == acknowledged
+
+
+# --- KV directory, deletion, time to live -------------------------------------------------------------------------
+
+
+async def test_the_kv_directory_tells_who_holds_how_much_since_when(store: SessionStore) -> None:
+    lease = await create(store)
+    epoch = Epoch(Generation(1, 2), 3)
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v 1"), 2, epoch))
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v2"), 3))
+    first, second = await store.kv_locations(SESSION)
+    assert (first.worker_id, first.prefix_len, first.epoch) == ("v2", 3, Epoch())
+    assert (second.worker_id, second.prefix_len, second.epoch) == ("v 1", 2, epoch)
+    assert abs(second.last_used_s - time.time()) < 5
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v2"), 0))
+    assert [location.worker_id for location in await store.kv_locations(SESSION)] == ["v 1"]
+
+
+async def test_a_deleted_session_leaves_no_key_and_deleting_again_is_harmless(
+    client: StoreClient, store: SessionStore
+) -> None:
+    lease = await create(store)
+    await store.append(SESSION, lease.fence, 3, [1], decode(1), b"\x01")
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v"), 3))
+    assert await store.delete(SESSION)
+    assert not await store.delete(SESSION)
+    raw: Any = client
+    assert [await raw.exists(key) for key in store._keys(SESSION)] == [0] * len(PARTS)
+
+
+async def test_every_operation_on_an_unknown_session_says_not_found(store: SessionStore) -> None:
+    operations: list[Coroutine[Any, Any, object]] = [
+        store.acquire_lease(SESSION, "one", 1.0),
+        store.renew_lease(SESSION, 1, 1.0),
+        store.release_lease(SESSION, 1),
+        store.append(SESSION, 1, 0, [1], decode(1)),
+        store.read_log(SESSION),
+        store.read_state(SESSION),
+        store.update_state(SESSION, 1, status=SessionStatus.FAILED),
+        store.put_kv_location(SESSION, 1, KvLocation(WorkerId("v"), 3)),
+        store.kv_locations(SESSION),
+    ]
+    for operation in operations:
+        with pytest.raises(SessionNotFound) as caught:
+            await operation
+        assert code_of(caught.value) == code_of(NotFound(""))
+
+
+async def test_a_session_expires_whole_after_its_last_change_and_not_before(client: StoreClient) -> None:
+    store = SessionStore(client, session_ttl_s=0.4, prefix=f"test-{secrets.token_hex(4)}")
+    lease = await create(store)
+    for position in range(3, 7):
+        await asyncio.sleep(0.15)
+        await store.append(SESSION, lease.fence, position, [position], decode(1), b"\x01")
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v"), 3))
+    raw: Any = client
+    assert all([0 < await raw.pttl(key) <= 400 for key in store._keys(SESSION)])
+    await asyncio.sleep(0.6)
+    with pytest.raises(SessionNotFound):
+        await store.read_log(SESSION)
+    assert [await raw.exists(key) for key in store._keys(SESSION)] == [0] * len(PARTS)
+    assert (await create(store)).fence == 1
+
+
+# --- the store against a model of it ------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """What the store must hold, in plain Python."""
+
+    log: list[tuple[int, TokenClass]]
+    fence: int = 1
+    owner: str = "a"
+    held: dict[str, int] = field(default_factory=lambda: {"a": 1})
+
+    def append(self, fence: int, start: int, tokens: list[tuple[int, TokenClass]]) -> int | type[Exception]:
+        """Apply an append; return the length, or the error that refuses it."""
+        if fence != self.fence:
+            return Fenced
+        if start > len(self.log):
+            return LogGap
+        there = self.log[start : start + len(tokens)]
+        if there != tokens[: len(there)]:
+            return LogConflict
+        self.log += tokens[len(there) :]
+        return len(self.log)
+
+    def acquire(self, owner: str, force: bool) -> int | type[Exception]:
+        """Apply an acquisition; return the fence, or the error that refuses it."""
+        if owner != self.owner:
+            if self.owner and not force:
+                return LeaseHeld
+            self.owner, self.fence = owner, self.fence + 1
+        self.held[owner] = self.fence
+        return self.fence
+
+
+OWNERS = st.sampled_from(["a", "b", "c"])
+TOKENS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(list(TokenClass))), max_size=4)
+
+
+class StoreAgainstModel(RuleBasedStateMachine):
+    """Random owners, appends, repeats and lost tails: the store answers, and holds, what the model says."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.client = open_client(self.url)
+        self.store = SessionStore(self.client, prefix=f"test-{secrets.token_hex(4)}")
+        self.last: tuple[int, int, list[tuple[int, TokenClass]]] | None = None
+
+    def teardown(self) -> None:
+        self.run(self.client.aclose())
+        self.loop.close()
+
+    def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(operation)
+
+    def outcome(self, operation: Coroutine[Any, Any, T]) -> T | type[Exception]:
+        try:
+            return self.run(operation)
+        except (Fenced, LogGap, LogConflict, LeaseHeld) as error:
+            return type(error)
+
+    @initialize(tokens=TOKENS)
+    def create(self, tokens: list[tuple[int, TokenClass]]) -> None:
+        self.model = Model(list(tokens))
+        self.run(self.store.create(SESSION, STATE, [t for t, _ in tokens], [c for _, c in tokens], "a", 600.0))
+
+    @rule(owner=OWNERS, force=st.booleans())
+    def acquire(self, owner: str, force: bool) -> None:
+        found = self.outcome(self.store.acquire_lease(SESSION, owner, 600.0, force))
+        assert (found.fence if isinstance(found, Lease) else found) == self.model.acquire(owner, force)
+
+    @rule(owner=OWNERS)
+    def release(self, owner: str) -> None:
+        fence = self.model.held.get(owner, 0)
+        expected = None if fence == self.model.fence else Fenced
+        assert self.outcome(self.store.release_lease(SESSION, fence)) == expected
+        if expected is None:
+            self.model.owner = ""
+
+    @rule(owner=OWNERS, behind=st.sampled_from([0, 0, 0, 1, 2, 5, -1]), tokens=TOKENS)
+    def append(self, owner: str, behind: int, tokens: list[tuple[int, TokenClass]]) -> None:
+        self.last = (self.model.held.get(owner, 0), max(0, len(self.model.log) - behind), tokens)
+        self.send()
+
+    @rule(fence=st.sampled_from([-1, 0, 1]), behind=st.integers(0, 4), tokens=TOKENS)
+    def append_with_a_made_up_fence(self, fence: int, behind: int, tokens: list[tuple[int, TokenClass]]) -> None:
+        self.last = (self.model.fence + fence, max(0, len(self.model.log) - behind), tokens)
+        self.send()
+
+    @rule()
+    def send(self) -> None:
+        """Send the last append, once more if this is not its first time."""
+        if self.last is not None:
+            fence, start, tokens = self.last
+            operation = self.store.append(SESSION, fence, start, [t for t, _ in tokens], [c for _, c in tokens])
+            assert self.outcome(operation) == self.model.append(fence, start, tokens)
+
+    @rule(count=st.integers(1, 6))
+    def lose_the_tail(self, count: int) -> None:
+        del self.model.log[max(0, len(self.model.log) - count) :]
+        self.run(cut_log(self.client, self.store, SESSION, len(self.model.log)))
+
+    @invariant()
+    def the_log_is_the_models(self) -> None:
+        log = self.run(self.store.read_log(SESSION))
+        assert list(zip(log.token_ids, log.classes, strict=True)) == self.model.log
+        assert log.length == len(self.model.log)
+
+
+def test_the_store_agrees_with_a_model_of_it_under_random_owners_retries_and_losses(store_url: str) -> None:
+    """Deterministic: the same 40 histories every time."""
+    machine = type("Machine", (StoreAgainstModel,), {"url": store_url})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
+    )
+
+
+# --- outages ------------------------------------------------------------------------------------------------------
+
+
+async def keep_appending(store: SessionStore, session_id: SessionId) -> None:
+    length = 0
+    await store.create(session_id, STATE, [], [], "one", 60.0)
+    while True:
+        length = await store.append(session_id, 1, length, [1, 2, 3], decode(3))
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_dies_or_freezes_is_unavailable_within_the_deadline(blow: signal.Signals) -> None:
+    async with EmbeddedServer() as server:
+        client = open_client(server.url, timeout_s=0.4)
+        store = SessionStore(client, deadline_s=0.6)
+        writers = [asyncio.create_task(keep_appending(store, SessionId(f"s{i}"))) for i in range(8)]
+        await asyncio.sleep(0.1)
+        os.kill(server.pid, blow)
+        struck = time.monotonic()
+        results = await asyncio.wait_for(asyncio.gather(*writers, return_exceptions=True), 10.0)
+        assert all(isinstance(result, StoreUnavailable) and result.__cause__ for result in results), results
+        assert time.monotonic() - struck < 1.5
+        with pytest.raises(StoreUnavailable):
+            await create(store)
+        os.kill(server.pid, signal.SIGKILL)
+        await client.aclose()
+
+
+async def test_with_all_connections_busy_the_wait_for_one_ends_at_the_deadline() -> None:
+    async with EmbeddedServer() as server:
+        client = open_client(server.url, timeout_s=0.3, max_connections=1)
+        store = SessionStore(client, deadline_s=0.5)
+        await create(store)
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        results = await asyncio.gather(*(store.read_log(SESSION) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) for result in results), results
+        assert time.monotonic() - began < 1.5
+        os.kill(server.pid, signal.SIGCONT)
+        assert (await store.read_log(SESSION)).length == 3
+        await client.aclose()
+
+
+async def test_a_client_outlives_a_restart_of_its_server_and_finds_the_log_again(tmp_path: Path) -> None:
+    """The port is the server's own; connections that went stale are replaced without the caller noticing."""
+    port = 20_000 + secrets.randbelow(12_000)
+    server = EmbeddedServer(tmp_path / "data", arguments=("--bind", "127.0.0.1", "--port", str(port)))
+    client = open_client(f"redis://127.0.0.1:{port}")
+    store = SessionStore(client)
+    async with server:
+        lease = await create(store, FULL_STATE)
+        await asyncio.gather(*(store.read_log(SESSION) for _ in range(8)))
+    async with server:
+        assert await store.append(SESSION, lease.fence, 3, [1], decode(1)) == 4
+        assert await store.read_state(SESSION) == FULL_STATE
+    await client.aclose()
+
+
+async def test_a_full_server_is_unavailable_for_writes_and_keeps_what_it_has() -> None:
+    async with EmbeddedServer(arguments=("--maxmemory", "4mb")) as server:
+        client = open_client(server.url)
+        store = SessionStore(client)
+        lease = await create(store)
+        lengths = [3]
+
+        async def fill() -> None:
+            while True:
+                lengths.append(await store.append(SESSION, lease.fence, lengths[-1], [1] * 10_000, decode(10_000)))
+
+        with pytest.raises(StoreUnavailable):
+            await fill()
+        assert (await store.read_log(SESSION)).length == lengths[-1]
+        await client.aclose()
+
+
+async def test_a_url_of_another_scheme_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"redis\+cluster"):
+        open_client("http://localhost")
