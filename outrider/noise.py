@@ -153,11 +153,14 @@ def gumbel_field_at(
 
     Source: Gumbel 1954; Maddison, Tarlow, Minka 2014 (argmax of log-probability plus Gumbel noise is a sample).
     """
-    words = field_words(key, sample_index, position, token_ids)
-    words >>= _TO_52_BITS
+    return gumbel(field_words(key, sample_index, position, token_ids))
+
+
+def gumbel(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """Turn uniform 64-bit words into finite standard Gumbel values, by the top 52 bits of each."""
     # Half a step up keeps the uniform inside (0, 1), so that both logarithms are finite; with 53 bits the largest
     # would round to 1.
-    noise = words.astype(np.float64)
+    noise = (words >> _TO_52_BITS).astype(np.float64)
     noise += 0.5
     noise *= 2.0**-52
     for _ in range(2):

@@ -73,7 +73,7 @@ def pass_probs(rows: Tensor, draft_rows: Sequence[SparseRow], survival: Sequence
     passing = []
     for index in range(1, len(draft_rows)):
         mass = float(residual(rows[index], draft_rows[index], survival[index]).sum())
-        rest = mass + 1.0 - survival[index]
+        rest = mass + (1.0 - survival[index])
         # Nothing left over and nothing lost: target and draft agree at the next token, and the prefix surely survives.
         passing.append(mass / rest if rest > 0.0 else 1.0)
     return [*passing, survival[-1]]
