@@ -63,10 +63,12 @@ async def test_what_expired_is_removed_from_the_keys_and_the_keys_expire_too(
     raw: Any = client
     index, descriptions = registry_keys(registry, "verify")
     await registry.announce(WORKER, 0.05)
+    await registry.announce(replace(WORKER, worker_id=WorkerId("v2")), 0.4)
     await asyncio.sleep(0.1)
-    await registry.announce(replace(WORKER, worker_id=WorkerId("v2")), 0.2)
+    assert (await raw.zcard(index), await raw.hlen(descriptions)) == (2, 2)
+    await registry.announce(replace(WORKER, worker_id=WorkerId("v2")), 0.4)
     assert (await raw.zcard(index), await raw.hlen(descriptions)) == (1, 1)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.5)
     assert (await raw.exists(index), await raw.exists(descriptions)) == (0, 0)
 
 

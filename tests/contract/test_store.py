@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import settings
@@ -577,6 +578,52 @@ async def test_a_server_that_dies_or_freezes_is_unavailable_within_the_deadline(
             await create(store)
         os.kill(server.pid, signal.SIGKILL)
         await client.aclose()
+
+
+class ReplyLoser:
+    """Stands between client and server; after `lose_next()` it hangs up instead of passing on a script's reply."""
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = socket_path
+        self.armed = False
+        self.num_lost = 0
+
+    def lose_next(self) -> None:
+        self.armed = True
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(self.socket_path)
+        while request := await reader.read(65_536):
+            server_writer.write(request)
+            reply = await server_reader.read(65_536)
+            if self.armed and b"EVAL" in request and not reply.startswith(b"-NOSCRIPT"):
+                self.armed, self.num_lost = False, self.num_lost + 1
+                break
+            writer.write(reply)
+        for stream in (writer, server_writer):
+            stream.close()
+            await stream.wait_closed()
+
+
+async def test_a_lost_reply_repeats_an_append_without_harm_and_never_repeats_a_creation(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    loser = ReplyLoser(urlsplit(valkey_url).path)
+    proxy = await asyncio.start_unix_server(loser.serve, tmp_path / "proxy.sock")
+    client = open_client(f"unix://{tmp_path / 'proxy.sock'}")
+    store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}")
+    loser.lose_next()
+    with pytest.raises(StoreUnavailable):
+        await create(store)
+    lease = await store.acquire_lease(SESSION, "one", 60.0)
+    assert lease.fence == 1
+    loser.lose_next()
+    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 5
+    assert (await store.read_log(SESSION)).token_ids == (*PROMPT, 10, 11)
+    assert loser.num_lost == 2
+    await client.aclose()
+    proxy.close()
+    await proxy.wait_closed()
 
 
 async def test_with_all_connections_busy_the_wait_for_one_ends_at_the_deadline() -> None:
