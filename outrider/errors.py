@@ -19,8 +19,9 @@ gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` r
     │   └── LeaseLost                ABORTED              LEASE_LOST             (a newer owner holds the session)
     └── Internal                     INTERNAL             INTERNAL
 
-This module is pure: it imports no grpc, so that the pure core may raise these errors. Status codes are therefore the
-numbers of `google.rpc.Code`, which are also gRPC's.
+The store adds branches below `StoreError` (`outrider.store.errors`). This module is pure: it imports no grpc, so that
+the pure core may raise these errors. Status codes are therefore the numbers of `google.rpc.Code`, which are also
+gRPC's.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,194 @@
+"""The server that every service runs: health, reflection, error translation, orderly stop.
+
+Handlers raise `OutriderError`s and nothing else on purpose. An interceptor turns those into statuses with details; any
+other exception is a defect: INTERNAL, logged once, with its text kept from the client. `CancelledError` passes
+untouched.
+"""
+
+import asyncio
+import inspect
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from outrider.errors import Code, Internal, OutriderError, code_of
+from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
+from outrider.status import status_of
+
+logger = logging.getLogger(__name__)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class RpcServer:
+    """A grpc.aio server with health, reflection and error translation.
+
+    Register servicers on `server`, then `start`. Health is NOT_SERVING until `set_serving(True)`, so that a process
+    that still loads its model answers health checks already.
+    """
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """Make a server that does not listen yet; needs a running event loop."""
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(max_message_bytes))
+        self._health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self._services: tuple[str, ...] = ()
+
+    async def start(self, listen: str, services: Sequence[str]) -> str:
+        """Listen and serve.
+
+        Args:
+            listen: host:port (port 0 takes a free one) or unix:path.
+            services: full names of the registered services, for reflection and health, such as
+                `outrider.v1.DraftService`.
+
+        Returns:
+            The address it listens on, with the real port.
+
+        Raises:
+            RuntimeError: the address is not free.
+        """
+        self._services = tuple(services)
+        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+        port = self.server.add_insecure_port(listen)
+        await self.set_serving(False)
+        await self.server.start()
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    async def set_serving(self, serving: bool) -> None:
+        """Set the health of the process ("") and of each of its services."""
+        for name in ("", *self._services):
+            await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Report NOT_SERVING from now on, whatever is set later."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
+        await self.server.stop(grace_s)
+
+
+async def serve_until_terminated(
+    server: RpcServer, on_drain: Callable[[], Awaitable[None]] | None = None, grace_s: float = 10.0
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and stop; the caller exits with 0.
+
+    Health turns NOT_SERVING, `on_drain` tells the running streams and may wait for them, and what is left of the grace
+    goes to calls that still run. A second signal ends the grace at once.
+
+    Args:
+        server: a started server.
+        on_drain: called once; cut off when the grace is over.
+        grace_s: seconds from the first signal until running calls are cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await first.wait()
+        logger.info("draining, at most %.1f s", grace_s)
+        deadline = loop.time() + grace_s
+        await server.drain()
+        if on_drain is not None:
+            await _bounded(on_drain(), second, grace_s)
+        await server.stop(0.0 if second.is_set() else max(0.0, deadline - loop.time()))
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _bounded(draining: Awaitable[None], hurry: asyncio.Event, grace_s: float) -> None:
+    """Await `draining` until it is done, the grace is over, or `hurry` is set."""
+    work = asyncio.ensure_future(draining)
+    hurrying = asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait({work, hurrying}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hurrying.cancel()
+        if not work.done():
+            logger.warning("the drain was cut off")
+            work.cancel()
+        for result in await asyncio.gather(work, hurrying, return_exceptions=True):
+            if isinstance(result, Exception):
+                logger.error("the drain failed", exc_info=result)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what handlers raise into gRPC statuses."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Wrap the method's handler, keeping its kind: coroutines stay coroutines and generators stay generators."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                return handler._replace(**{kind: _guarded(method, behaviour)})  # type: ignore[no-any-return]
+        return handler  # type: ignore[no-any-return]
+
+
+def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Wrap one behaviour so that its errors become statuses."""
+
+    async def generating(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await _abort(method, context, error)
+
+    async def returning(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(method, context, error)
+
+    if inspect.isasyncgenfunction(behaviour):
+        return generating
+    # Health and reflection bring plain generator-like callables of their own; they are left alone.
+    return returning if inspect.iscoroutinefunction(behaviour) else behaviour
+
+
+async def _abort(method: str, context: Any, error: Exception) -> NoReturn:
+    """End the call with the status of an error. `CancelledError` is no `Exception` and never comes here."""
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    known = _known(error)
+    if known is None:
+        logger.error("%s failed", method, exc_info=error)
+        known = Internal("an unexpected error; the server's log has its cause")
+    elif code_of(known) is Code.INTERNAL:
+        logger.error("%s failed: %s", method, known)
+    await context.abort_with_status(rpc_status.to_status(status_of(known)))
+    raise AssertionError("abort_with_status returned")
+
+
+def _known(error: Exception) -> OutriderError | None:
+    """Return the error of ours that explains a failure; a group does only if it holds nothing else."""
+    if isinstance(error, OutriderError):
+        return error
+    if isinstance(error, ExceptionGroup):
+        leaves = [_known(leaf) for leaf in error.exceptions]
+        return leaves[0] if all(leaf is not None for leaf in leaves) else None
+    return None

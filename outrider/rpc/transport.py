@@ -1,0 +1,62 @@
+"""Channel options of both sides, and the channel factory.
+
+Keepalive alone notices a cut network but not a frozen process: that needs `ping_timeout_ms`. Both sides ping, and the
+server allows it, or clients would be sent away with "too many pings".
+"""
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Largest message either side sends or takes; a long prompt or a block of features fits with room."""
+
+KEEPALIVE_TIME_MS = 10_000
+"""Silence after which a ping is sent."""
+PING_TIMEOUT_MS = 5_000
+"""A ping unanswered for so long ends the connection, frozen peer or cut network alike."""
+
+Options = list[tuple[str, int]]
+
+
+def common_options(max_message_bytes: int) -> Options:
+    """Return the options that both sides need."""
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(max_message_bytes: int) -> Options:
+    """Return a server's options."""
+    return [
+        *common_options(max_message_bytes),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
+    ]
+
+
+def client_options(max_message_bytes: int) -> Options:
+    """Return a client's options."""
+    return [
+        *common_options(max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+
+
+def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """Open a channel; it connects with its first call. The caller closes it, after the streams on it.
+
+    Closing a channel does not find calls whose reads happen inside other coroutines, and leaves those waiting.
+
+    Args:
+        address: host:port or unix:path.
+        max_message_bytes: largest message to send or take.
+    """
+    return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
