@@ -1,27 +1,19 @@
 """The session store's contract, on every server it may run on."""
 
 import asyncio
-import os
 import random
 import secrets
-import signal
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from outrider.errors import FailedPrecondition, InvalidRequest, LeaseLost, NotFound, StoreUnavailable, code_of
+from outrider.errors import FailedPrecondition, InvalidRequest, LeaseLost, NotFound, code_of
 from outrider.ids import Epoch, FinishReason, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import SamplingParams
-from outrider.store.connect import StoreClient, open_client
-from outrider.store.embedded import EmbeddedServer
+from outrider.store.connect import StoreClient
 from outrider.store.encoding import decode_state, encode_state
 from outrider.store.errors import (
     Fenced,
@@ -34,8 +26,6 @@ from outrider.store.errors import (
 )
 from outrider.store.records import KvLocation, Lease, SessionState, SessionStatus
 from outrider.store.sessions import PARTS, SessionStore
-
-T = TypeVar("T")
 
 SESSION = SessionId("s/1 ü")
 PROMPT = (7, 0, 4_294_967_295)
@@ -67,15 +57,6 @@ async def create(store: SessionStore, state: SessionState = STATE, owner: str = 
 
 def decode(count: int) -> list[TokenClass]:
     return [TokenClass.DECODE] * count
-
-
-async def cut_log(client: StoreClient, store: SessionStore, session_id: SessionId, length: int) -> None:
-    """Shorten a log behind the store's back, as a failover to a replica that lagged does."""
-    raw: Any = client
-    _, log, classes, kinds, _ = store._keys(session_id)
-    for key, width in ((log, 4), (classes, 1), (kinds, 1)):
-        kept = (await raw.getrange(key, 0, length * width - 1)) if length else b""
-        await raw.set(key, kept, keepttl=True)
 
 
 # --- create, state ------------------------------------------------------------------------------------------------
@@ -225,24 +206,6 @@ async def test_an_append_over_other_tokens_or_classes_is_a_conflict_and_writes_n
         await store.append(SESSION, lease.fence, start, ids, classes)
     assert caught.value.length == 5
     assert await store.read_log(SESSION) == before
-
-
-async def test_a_lost_tail_is_noticed_and_appended_again_from_the_mirror(
-    client: StoreClient, store: SessionStore
-) -> None:
-    lease = await create(store)
-    mirror = [*PROMPT, *range(20, 30)]
-    await store.append(SESSION, lease.fence, 3, mirror[3:], decode(10), b"\x01" * 10)
-    await cut_log(client, store, SESSION, 6)
-    with pytest.raises(LogGap) as caught:
-        await store.append(SESSION, lease.fence, 13, [30], decode(1), b"\x01")
-    length = caught.value.length
-    assert length == 6
-    again = [*mirror[length:], 30]
-    assert await store.append(SESSION, lease.fence, length, again, decode(len(again)), b"\x01" * len(again)) == 14
-    log = await store.read_log(SESSION)
-    assert log.token_ids == (*mirror, 30)
-    assert log.kinds == b"\x00" * 3 + b"\x01" * 11
 
 
 @pytest.mark.parametrize(
@@ -431,248 +394,3 @@ async def test_a_session_expires_whole_after_its_last_change_and_not_before(clie
         await store.read_log(SESSION)
     assert [await raw.exists(key) for key in store._keys(SESSION)] == [0] * len(PARTS)
     assert (await create(store)).fence == 1
-
-
-# --- the store against a model of it ------------------------------------------------------------------------------
-
-
-@dataclass
-class Model:
-    """What the store must hold, in plain Python."""
-
-    log: list[tuple[int, TokenClass]]
-    fence: int = 1
-    owner: str = "a"
-    held: dict[str, int] = field(default_factory=lambda: {"a": 1})
-
-    def append(self, fence: int, start: int, tokens: list[tuple[int, TokenClass]]) -> int | type[Exception]:
-        """Apply an append; return the length, or the error that refuses it."""
-        if fence != self.fence:
-            return Fenced
-        if start > len(self.log):
-            return LogGap
-        there = self.log[start : start + len(tokens)]
-        if there != tokens[: len(there)]:
-            return LogConflict
-        self.log += tokens[len(there) :]
-        return len(self.log)
-
-    def acquire(self, owner: str, force: bool) -> int | type[Exception]:
-        """Apply an acquisition; return the fence, or the error that refuses it."""
-        if owner != self.owner:
-            if self.owner and not force:
-                return LeaseHeld
-            self.owner, self.fence = owner, self.fence + 1
-        self.held[owner] = self.fence
-        return self.fence
-
-
-OWNERS = st.sampled_from(["a", "b", "c"])
-TOKENS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(list(TokenClass))), max_size=4)
-
-
-class StoreAgainstModel(RuleBasedStateMachine):
-    """Random owners, appends, repeats and lost tails: the store answers, and holds, what the model says."""
-
-    url = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.client = open_client(self.url)
-        self.store = SessionStore(self.client, prefix=f"test-{secrets.token_hex(4)}")
-        self.last: tuple[int, int, list[tuple[int, TokenClass]]] | None = None
-
-    def teardown(self) -> None:
-        self.run(self.client.aclose())
-        self.loop.close()
-
-    def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(operation)
-
-    def outcome(self, operation: Coroutine[Any, Any, T]) -> T | type[Exception]:
-        try:
-            return self.run(operation)
-        except (Fenced, LogGap, LogConflict, LeaseHeld) as error:
-            return type(error)
-
-    @initialize(tokens=TOKENS)
-    def create(self, tokens: list[tuple[int, TokenClass]]) -> None:
-        self.model = Model(list(tokens))
-        self.run(self.store.create(SESSION, STATE, [t for t, _ in tokens], [c for _, c in tokens], "a", 600.0))
-
-    @rule(owner=OWNERS, force=st.booleans())
-    def acquire(self, owner: str, force: bool) -> None:
-        found = self.outcome(self.store.acquire_lease(SESSION, owner, 600.0, force))
-        assert (found.fence if isinstance(found, Lease) else found) == self.model.acquire(owner, force)
-
-    @rule(owner=OWNERS)
-    def release(self, owner: str) -> None:
-        fence = self.model.held.get(owner, 0)
-        expected = None if fence == self.model.fence else Fenced
-        assert self.outcome(self.store.release_lease(SESSION, fence)) == expected
-        if expected is None:
-            self.model.owner = ""
-
-    @rule(owner=OWNERS, behind=st.sampled_from([0, 0, 0, 1, 2, 5, -1]), tokens=TOKENS)
-    def append(self, owner: str, behind: int, tokens: list[tuple[int, TokenClass]]) -> None:
-        self.last = (self.model.held.get(owner, 0), max(0, len(self.model.log) - behind), tokens)
-        self.send()
-
-    @rule(fence=st.sampled_from([-1, 0, 1]), behind=st.integers(0, 4), tokens=TOKENS)
-    def append_with_a_made_up_fence(self, fence: int, behind: int, tokens: list[tuple[int, TokenClass]]) -> None:
-        self.last = (self.model.fence + fence, max(0, len(self.model.log) - behind), tokens)
-        self.send()
-
-    @rule()
-    def send(self) -> None:
-        """Send the last append, once more if this is not its first time."""
-        if self.last is not None:
-            fence, start, tokens = self.last
-            operation = self.store.append(SESSION, fence, start, [t for t, _ in tokens], [c for _, c in tokens])
-            assert self.outcome(operation) == self.model.append(fence, start, tokens)
-
-    @rule(count=st.integers(1, 6))
-    def lose_the_tail(self, count: int) -> None:
-        del self.model.log[max(0, len(self.model.log) - count) :]
-        self.run(cut_log(self.client, self.store, SESSION, len(self.model.log)))
-
-    @invariant()
-    def the_log_is_the_models(self) -> None:
-        log = self.run(self.store.read_log(SESSION))
-        assert list(zip(log.token_ids, log.classes, strict=True)) == self.model.log
-        assert log.length == len(self.model.log)
-
-
-def test_the_store_agrees_with_a_model_of_it_under_random_owners_retries_and_losses(store_url: str) -> None:
-    """Deterministic: the same 40 histories every time."""
-    machine = type("Machine", (StoreAgainstModel,), {"url": store_url})
-    run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
-    )
-
-
-# --- outages ------------------------------------------------------------------------------------------------------
-
-
-async def keep_appending(store: SessionStore, session_id: SessionId) -> None:
-    length = 0
-    await store.create(session_id, STATE, [], [], "one", 60.0)
-    while True:
-        length = await store.append(session_id, 1, length, [1, 2, 3], decode(3))
-
-
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_server_that_dies_or_freezes_is_unavailable_within_the_deadline(blow: signal.Signals) -> None:
-    async with EmbeddedServer() as server:
-        client = open_client(server.url, timeout_s=0.4)
-        store = SessionStore(client, deadline_s=0.6)
-        writers = [asyncio.create_task(keep_appending(store, SessionId(f"s{i}"))) for i in range(8)]
-        await asyncio.sleep(0.1)
-        os.kill(server.pid, blow)
-        struck = time.monotonic()
-        results = await asyncio.wait_for(asyncio.gather(*writers, return_exceptions=True), 10.0)
-        assert all(isinstance(result, StoreUnavailable) and result.__cause__ for result in results), results
-        assert time.monotonic() - struck < 1.5
-        with pytest.raises(StoreUnavailable):
-            await create(store)
-        os.kill(server.pid, signal.SIGKILL)
-        await client.aclose()
-
-
-class ReplyLoser:
-    """Stands between client and server; after `lose_next()` it hangs up instead of passing on a script's reply."""
-
-    def __init__(self, socket_path: str) -> None:
-        self.socket_path = socket_path
-        self.armed = False
-        self.num_lost = 0
-
-    def lose_next(self) -> None:
-        self.armed = True
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(self.socket_path)
-        while request := await reader.read(65_536):
-            server_writer.write(request)
-            reply = await server_reader.read(65_536)
-            if self.armed and b"EVAL" in request and not reply.startswith(b"-NOSCRIPT"):
-                self.armed, self.num_lost = False, self.num_lost + 1
-                break
-            writer.write(reply)
-        for stream in (writer, server_writer):
-            stream.close()
-            await stream.wait_closed()
-
-
-async def test_a_lost_reply_repeats_an_append_without_harm_and_never_repeats_a_creation(
-    valkey_url: str, tmp_path: Path
-) -> None:
-    loser = ReplyLoser(urlsplit(valkey_url).path)
-    proxy = await asyncio.start_unix_server(loser.serve, tmp_path / "proxy.sock")
-    client = open_client(f"unix://{tmp_path / 'proxy.sock'}")
-    store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}")
-    loser.lose_next()
-    with pytest.raises(StoreUnavailable):
-        await create(store)
-    lease = await store.acquire_lease(SESSION, "one", 60.0)
-    assert lease.fence == 1
-    loser.lose_next()
-    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 5
-    assert (await store.read_log(SESSION)).token_ids == (*PROMPT, 10, 11)
-    assert loser.num_lost == 2
-    await client.aclose()
-    proxy.close()
-    await proxy.wait_closed()
-
-
-async def test_with_all_connections_busy_the_wait_for_one_ends_at_the_deadline() -> None:
-    async with EmbeddedServer() as server:
-        client = open_client(server.url, timeout_s=0.3, max_connections=1)
-        store = SessionStore(client, deadline_s=0.5)
-        await create(store)
-        os.kill(server.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        results = await asyncio.gather(*(store.read_log(SESSION) for _ in range(5)), return_exceptions=True)
-        assert all(isinstance(result, StoreUnavailable) for result in results), results
-        assert time.monotonic() - began < 1.5
-        os.kill(server.pid, signal.SIGCONT)
-        assert (await store.read_log(SESSION)).length == 3
-        await client.aclose()
-
-
-async def test_a_client_outlives_a_restart_of_its_server_and_finds_the_log_again(tmp_path: Path) -> None:
-    """The port is the server's own; connections that went stale are replaced without the caller noticing."""
-    port = 20_000 + secrets.randbelow(12_000)
-    server = EmbeddedServer(tmp_path / "data", arguments=("--bind", "127.0.0.1", "--port", str(port)))
-    client = open_client(f"redis://127.0.0.1:{port}")
-    store = SessionStore(client)
-    async with server:
-        lease = await create(store, FULL_STATE)
-        await asyncio.gather(*(store.read_log(SESSION) for _ in range(8)))
-    async with server:
-        assert await store.append(SESSION, lease.fence, 3, [1], decode(1)) == 4
-        assert await store.read_state(SESSION) == FULL_STATE
-    await client.aclose()
-
-
-async def test_a_full_server_is_unavailable_for_writes_and_keeps_what_it_has() -> None:
-    async with EmbeddedServer(arguments=("--maxmemory", "4mb")) as server:
-        client = open_client(server.url)
-        store = SessionStore(client)
-        lease = await create(store)
-        lengths = [3]
-
-        async def fill() -> None:
-            while True:
-                lengths.append(await store.append(SESSION, lease.fence, lengths[-1], [1] * 10_000, decode(10_000)))
-
-        with pytest.raises(StoreUnavailable):
-            await fill()
-        assert (await store.read_log(SESSION)).length == lengths[-1]
-        await client.aclose()
-
-
-async def test_a_url_of_another_scheme_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"redis\+cluster"):
-        open_client("http://localhost")

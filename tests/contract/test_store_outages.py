@@ -1,0 +1,153 @@
+"""What a caller sees when the server dies, freezes, is full, restarts, or its reply is lost."""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from outrider.errors import InvalidRequest, StoreUnavailable
+from outrider.ids import Mode, SessionId, TokenClass
+from outrider.store.connect import open_client
+from outrider.store.embedded import EmbeddedServer
+from outrider.store.records import Lease, SessionState
+from outrider.store.sessions import SessionStore
+
+SESSION = SessionId("s")
+PROMPT = (7, 0, 4_294_967_295)
+STATE = SessionState(model="toy", mode=Mode.GREEDY, prompt_len=3, max_tokens=100)
+
+
+async def create(store: SessionStore) -> Lease:
+    return await store.create(SESSION, STATE, PROMPT, [TokenClass.PROMPT] * 3, "one", 60.0)
+
+
+def decode(count: int) -> list[TokenClass]:
+    return [TokenClass.DECODE] * count
+
+
+async def keep_appending(store: SessionStore, session_id: SessionId) -> None:
+    length = 0
+    await store.create(session_id, STATE, [], [], "one", 60.0)
+    while True:
+        length = await store.append(session_id, 1, length, [1, 2, 3], decode(3))
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_dies_or_freezes_is_unavailable_within_the_deadline(blow: signal.Signals) -> None:
+    async with EmbeddedServer() as server:
+        client = open_client(server.url, timeout_s=0.4)
+        store = SessionStore(client, deadline_s=0.6)
+        writers = [asyncio.create_task(keep_appending(store, SessionId(f"s{i}"))) for i in range(8)]
+        await asyncio.sleep(0.1)
+        os.kill(server.pid, blow)
+        struck = time.monotonic()
+        results = await asyncio.wait_for(asyncio.gather(*writers, return_exceptions=True), 10.0)
+        assert all(isinstance(result, StoreUnavailable) and result.__cause__ for result in results), results
+        assert time.monotonic() - struck < 1.5
+        with pytest.raises(StoreUnavailable):
+            await create(store)
+        os.kill(server.pid, signal.SIGKILL)
+        await client.aclose()
+
+
+class ReplyLoser:
+    """Stands between client and server; after `lose_next()` it hangs up instead of passing on a script's reply."""
+
+    def __init__(self, socket_path: str) -> None:
+        self.socket_path = socket_path
+        self.armed = False
+        self.num_lost = 0
+
+    def lose_next(self) -> None:
+        self.armed = True
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(self.socket_path)
+        while request := await reader.read(65_536):
+            server_writer.write(request)
+            reply = await server_reader.read(65_536)
+            if self.armed and b"EVAL" in request and not reply.startswith(b"-NOSCRIPT"):
+                self.armed, self.num_lost = False, self.num_lost + 1
+                break
+            writer.write(reply)
+        for stream in (writer, server_writer):
+            stream.close()
+            await stream.wait_closed()
+
+
+async def test_a_lost_reply_repeats_an_append_without_harm_and_never_repeats_a_creation(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    loser = ReplyLoser(urlsplit(valkey_url).path)
+    proxy = await asyncio.start_unix_server(loser.serve, tmp_path / "proxy.sock")
+    client = open_client(f"unix://{tmp_path / 'proxy.sock'}")
+    store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}")
+    loser.lose_next()
+    with pytest.raises(StoreUnavailable):
+        await create(store)
+    lease = await store.acquire_lease(SESSION, "one", 60.0)
+    assert lease.fence == 1
+    loser.lose_next()
+    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 5
+    assert (await store.read_log(SESSION)).token_ids == (*PROMPT, 10, 11)
+    assert loser.num_lost == 2
+    await client.aclose()
+    proxy.close()
+    await proxy.wait_closed()
+
+
+async def test_with_all_connections_busy_the_wait_for_one_ends_at_the_deadline() -> None:
+    async with EmbeddedServer() as server:
+        client = open_client(server.url, timeout_s=0.3, max_connections=1)
+        store = SessionStore(client, deadline_s=0.5)
+        await create(store)
+        os.kill(server.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        results = await asyncio.gather(*(store.read_log(SESSION) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) for result in results), results
+        assert time.monotonic() - began < 1.5
+        os.kill(server.pid, signal.SIGCONT)
+        assert (await store.read_log(SESSION)).length == 3
+        await client.aclose()
+
+
+async def test_a_client_outlives_a_restart_of_its_server_and_finds_the_log_again(tmp_path: Path) -> None:
+    """The port is the server's own; connections that went stale are replaced without the caller noticing."""
+    port = 20_000 + secrets.randbelow(12_000)
+    server = EmbeddedServer(tmp_path / "data", arguments=("--bind", "127.0.0.1", "--port", str(port)))
+    client = open_client(f"redis://127.0.0.1:{port}")
+    store = SessionStore(client)
+    async with server:
+        lease = await create(store)
+        await asyncio.gather(*(store.read_log(SESSION) for _ in range(8)))
+    async with server:
+        assert await store.append(SESSION, lease.fence, 3, [1], decode(1)) == 4
+        assert await store.read_state(SESSION) == STATE
+    await client.aclose()
+
+
+async def test_a_full_server_is_unavailable_for_writes_and_keeps_what_it_has() -> None:
+    async with EmbeddedServer(arguments=("--maxmemory", "4mb")) as server:
+        client = open_client(server.url)
+        store = SessionStore(client)
+        lease = await create(store)
+        lengths = [3]
+
+        async def fill() -> None:
+            while True:
+                lengths.append(await store.append(SESSION, lease.fence, lengths[-1], [1] * 10_000, decode(10_000)))
+
+        with pytest.raises(StoreUnavailable):
+            await fill()
+        assert (await store.read_log(SESSION)).length == lengths[-1]
+        await client.aclose()
+
+
+async def test_a_url_of_another_scheme_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"redis\+cluster"):
+        open_client("http://localhost")
