@@ -1,0 +1,68 @@
+"""Settings: the part that all services share, and how they are read.
+
+Settings come from `OUTRIDER_*` environment variables and are read once, in `__main__`. A variable that no field of the
+service knows is an error: a misspelt option that is silently ignored costs more than a refused start. Each service adds
+its fields in a subclass in its own `config.py`; below `__main__` only plain values are passed on.
+"""
+
+import difflib
+import os
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from outrider.errors import InvalidRequest
+
+PREFIX = "OUTRIDER_"
+
+
+class ServiceSettings(BaseSettings):
+    """What every service can be told."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    listen: str = "127.0.0.1:0"
+    """Where to serve: host:port (port 0 takes a free one) or unix:path."""
+    advertise: str = ""
+    """Address that other services are told; empty: where it listens."""
+    store_url: str = ""
+    """redis://, rediss:// or unix:// URL of the session store and registry."""
+    worker_id: str = ""
+    """Name of this process in the cluster; empty: a fresh one."""
+    grace_s: float = Field(default=10.0, ge=0)
+    """Seconds from SIGTERM until running calls are cancelled."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Prometheus endpoint, on all interfaces; 0: none."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe level to log."""
+    log_format: Literal["plain", "json"] = "plain"
+    """Lines for people, or one JSON object per line for containers."""
+
+    @classmethod
+    def load(cls, **overrides: object) -> Self:
+        """Read the environment, once.
+
+        Args:
+            **overrides: fields that a command line sets; they win over the environment.
+
+        Raises:
+            InvalidRequest: a variable is unknown, or its value is not allowed; `field` is the variable's name.
+        """
+        _refuse_unknown(cls)
+        try:
+            return cls(**overrides)  # type: ignore[arg-type]
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = PREFIX + str(first["loc"][0]).upper()
+            raise InvalidRequest(name, first["input"], first["msg"]) from error
+
+
+def _refuse_unknown(cls: type[ServiceSettings]) -> None:
+    """Raise for the first `OUTRIDER_*` variable that names no field."""
+    known = {PREFIX + name.upper() for name in cls.model_fields}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    if unknown:
+        name = unknown[0]
+        close = difflib.get_close_matches(name, known, 1) or sorted(known)
+        raise InvalidRequest(name, os.environ[name], f"no such variable; known: {', '.join(close)}")

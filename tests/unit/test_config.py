@@ -1,0 +1,75 @@
+"""Settings: nothing misspelt or out of range starts a service."""
+
+import os
+
+import pytest
+from pydantic import Field, ValidationError
+
+from outrider.config import ServiceSettings
+from outrider.errors import InvalidRequest
+
+
+class ExampleSettings(ServiceSettings):
+    """A service's own settings."""
+
+    window: int = Field(default=8, ge=0)
+    """A number of the service's own."""
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+
+
+def test_defaults_need_no_environment() -> None:
+    settings = ExampleSettings.load()
+    assert (settings.window, settings.metrics_port, settings.log_format) == (8, 0, "plain")
+
+
+def test_variables_are_read_and_the_command_line_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_WINDOW", "3")
+    monkeypatch.setenv("OUTRIDER_LISTEN", "0.0.0.0:7000")
+    settings = ExampleSettings.load(window=5)
+    assert (settings.window, settings.listen) == (5, "0.0.0.0:7000")
+
+
+@pytest.mark.parametrize("name", ["OUTRIDER_WINDWO", "outrider_windwo"])
+def test_an_unknown_variable_is_an_error_that_names_it_and_the_nearest_known(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(InvalidRequest) as caught:
+        ExampleSettings.load()
+    assert caught.value.field == name
+    assert "OUTRIDER_" in caught.value.allowed
+
+
+def test_another_services_variable_is_unknown_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_WINDOW", "3")
+    with pytest.raises(InvalidRequest):
+        ServiceSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WINDOW", "-1"), ("WINDOW", "many"), ("METRICS_PORT", "65536"), ("LOG_FORMAT", "xml"), ("GRACE_S", "-0.5")],
+)
+def test_a_bad_value_is_an_error_that_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"OUTRIDER_{name}", value)
+    with pytest.raises(InvalidRequest) as caught:
+        ExampleSettings.load()
+    assert caught.value.field == f"OUTRIDER_{name}"
+    assert value in caught.value.value
+
+
+def test_an_unknown_override_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match="OUTRIDER_NO_SUCH"):
+        ExampleSettings.load(no_such=1)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        ExampleSettings.load().window = 4  # type: ignore[misc]
