@@ -105,7 +105,12 @@ def index_at(u: float, weights: Tensor) -> int:
     Args:
         u: how far along the cumulated weights.
         weights: [vocab], >= 0, with a positive sum.
+
+    Raises:
+        ValueError: the sum is 0 or not finite, as when a model returned NaN; any index would be made up.
     """
     # On the host, because a parallel prefix sum of floats need not rise monotonically.
     ends = np.cumsum(weights.detach().cpu().double().numpy())
+    if not 0.0 < ends[-1] < np.inf:
+        raise ValueError(f"nothing to draw from: the weights sum to {ends[-1]}")
     return int(np.searchsorted(ends, u * ends[-1], side="right"))

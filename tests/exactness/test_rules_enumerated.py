@@ -59,6 +59,14 @@ def test_equal_target_and_draft_have_the_target_law(rule: Rule) -> None:
     assert distance(Decoder(TARGET, TARGET, rule=rule, gamma=3)) < EXACT
 
 
+@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=["token", "block"])
+def test_rows_that_lost_tokens_on_the_way_to_the_wire_keep_the_law(rule: Rule) -> None:
+    decoder = Decoder(TARGET, Toy(2, spread=6.0), rule=rule)
+    prefixes = [(), *((i,) for i in range(VOCAB))]
+    assert min(len(decoder.draft_row(prefix).token_ids) for prefix in prefixes) < VOCAB
+    assert distance(decoder) < EXACT
+
+
 @dataclass
 class OneHotDecoder(Decoder):
     """Proposes the token a table names, without drawing."""

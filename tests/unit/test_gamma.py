@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.gamma import (
@@ -19,6 +19,7 @@ from outrider.gamma import (
     words_per_pass,
 )
 
+REPEATABLE = settings(deadline=None, database=None, derandomize=True)
 VERIFY_S = 0.03
 TABLE = [
     (0.6, 2, 0.2, 60, 4, 62, 3, 15),
@@ -103,6 +104,7 @@ def test_the_window_covers_the_pass_and_the_way_back() -> None:
     assert (long_trip.gamma, long_trip.window) == (5, 20)
 
 
+@REPEATABLE
 @given(st.floats(0, 1), st.floats(0, 0.1), st.floats(1e-4, 0.1), st.floats(0, 0.2), st.integers(0, 12), st.booleans())
 def test_every_choice_is_a_legal_speculation_and_beats_plain(
     alpha: float, draft_s: float, verify_s: float, trip_s: float, max_gamma: int, pipelined: bool
@@ -184,6 +186,7 @@ def test_impossible_counts_are_refused(accepted: int, tested: int) -> None:
         AlphaEstimator().observe(accepted, tested)
 
 
+@REPEATABLE
 @given(st.lists(st.integers(0, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), max_size=30))
 def test_the_estimate_is_a_probability(judgements: list[tuple[int, int]]) -> None:
     estimator = AlphaEstimator()

@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -22,6 +22,7 @@ from outrider.noise import (
     word64,
 )
 
+REPEATABLE = settings(deadline=None, database=None, derandomize=True)
 KEY = bytes(range(16))
 EPOCH = Epoch(Generation(3, 1), 4)
 
@@ -90,6 +91,7 @@ def test_every_counter_changes_the_word() -> None:
     assert word64(KEY, 5, EPOCH) == words[0]
 
 
+@REPEATABLE
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
 def test_a_uniform_number_is_the_top_53_bits_of_its_word(position: int, round_: int) -> None:
     epoch = Epoch(Generation(), round_)

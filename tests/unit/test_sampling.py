@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -31,6 +31,7 @@ from outrider.sampling import (
     validate,
 )
 
+REPEATABLE = settings(deadline=None, database=None, derandomize=True)
 PLAIN = SamplingParams()
 FIELD_KEY = derive_key(seed_key(3), Purpose.FIELD)
 
@@ -93,6 +94,7 @@ def test_parameters_at_their_borders_are_taken_and_have_a_distribution(params: S
 # --- history --------------------------------------------------------------------------------------------------------
 
 
+@REPEATABLE
 @given(st.lists(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.lists(st.integers(0, 5)))
 def test_peeking_sees_what_advancing_would_and_changes_nothing(
     prompt: list[int], out: list[int], run: list[int]
@@ -254,6 +256,7 @@ def reference_filter(logits: list[float], params: SamplingParams) -> list[int]:
     return sorted(i for i in order if math.exp(logits[i] - logits[order[0]]) >= params.min_p)
 
 
+@REPEATABLE
 @given(
     st.lists(st.sampled_from([-5.0, -1.0, 0.0, 0.5, 1.0, 1.7, 4.0]), min_size=1, max_size=40),
     st.integers(0, 12),
@@ -281,6 +284,7 @@ rows_of_weights = st.lists(
 ).filter(lambda weights: sum(weights) > 1e-20)
 
 
+@REPEATABLE
 @given(rows_of_weights)
 def test_a_sparse_row_is_a_valid_distribution_on_the_likeliest_tokens(weights: list[float]) -> None:
     probs = torch.tensor(weights, dtype=torch.float64) / math.fsum(weights)
@@ -297,6 +301,7 @@ def test_a_sparse_row_is_a_valid_distribution_on_the_likeliest_tokens(weights: l
     assert row == sparse_row(probs)
 
 
+@REPEATABLE
 @given(rows_of_weights)
 def test_rounding_moves_less_than_one_count_unless_a_count_would_vanish(weights: list[float]) -> None:
     probs = torch.tensor(weights, dtype=torch.float64)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -28,6 +28,7 @@ from outrider.verification.block import pass_probs, survival_probs
 from outrider.verification.rejection import draft_prob, residual
 from outrider.verification.rule import index_at, passes
 
+REPEATABLE = settings(deadline=None, database=None, derandomize=True)
 KEY = seed_key(7)
 DRAWS = KeyedDraws(KEY, Epoch())
 LAST_U = 1.0 - 2.0**-53
@@ -52,11 +53,13 @@ def test_a_coin_passes_strictly_below_the_ratio() -> None:
     assert passes(LAST_U, 0.3, 0.3)
 
 
+@REPEATABLE
 @given(st.floats(0, LAST_U), st.lists(st.sampled_from([0.0, 0.0, 1e-300, 1e-9, 0.3, 1.0, 7.0]), min_size=1).filter(any))
 def test_a_picked_index_always_has_weight(u: float, weights: list[float]) -> None:
     assert weights[index_at(u, torch.tensor(weights, dtype=torch.float64))] > 0.0
 
 
+@REPEATABLE
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=8))
 def test_the_borders_of_a_pick_are_the_cumulated_weights(weights: list[float]) -> None:
     total = math.fsum(weights)
@@ -71,6 +74,12 @@ def test_a_pick_takes_rows_of_any_float_type() -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         assert index_at(LAST_U, torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=dtype)) == 2
         assert index_at(0.0, torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=dtype)) == 1
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_weights_without_a_finite_sum_are_refused_rather_than_guessed(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        index_at(0.5, torch.tensor(weights))
 
 
 def test_keyed_draws_repeat_themselves_and_change_with_epoch_position_and_purpose() -> None:
@@ -238,6 +247,26 @@ def test_a_block_may_pass_although_a_shorter_prefix_fails() -> None:
     rows = table([0.4, 0.6], [0.4, 0.6], [0.4, 0.6])
     assert BlockRule().judge(rows, [0, 0, 0], [draft_row] * 3, 10, script) == Judgement(2, 3, 12)
     assert script.asked == [12, 11]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_coupled_draft_must_not_be_judged_by_the_token_rule_with_the_same_noise(shared: bool) -> None:
+    """Chi-square over 8,000 tokens, false-alarm rate 1e-4: fresh noise keeps the law, the field's own breaks it."""
+    key = derive_key(KEY, Purpose.FIELD)
+    target, draft = table([0.5, 0.2, 0.3]), table([0.25, 0.5, 0.25])[0]
+
+    class FieldDraws(KeyedDraws):
+        def pick(self, weights: Tensor, purpose: Purpose, position: int) -> int:
+            return coupled_token(weights / weights.sum(), key, 0, position)
+
+    counts = np.zeros(3)
+    for position in range(8_000):
+        token = coupled_token(draft, key, 0, position)
+        draws = FieldDraws(KEY, Epoch()) if shared else DRAWS
+        judgement = TokenRule().judge(target, [token], [sparse_row(draft)], position, draws)
+        counts[token if judgement.replacement is None else judgement.replacement] += 1
+    pvalue = stats.chisquare(counts, target[0].numpy() * 8_000).pvalue
+    assert pvalue < 1e-4 if shared else pvalue > 1e-4
 
 
 # --- greedy and coupled ---------------------------------------------------------------------------------------------
