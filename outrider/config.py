@@ -2,7 +2,8 @@
 
 Settings come from `OUTRIDER_*` environment variables and are read once, in `__main__`. A variable that no field of the
 service knows is an error: a misspelt option that is silently ignored costs more than a refused start. Each service adds
-its fields in a subclass in its own `config.py`; below `__main__` only plain values are passed on.
+its fields, and a prefix of its own such as `OUTRIDER_VERIFY_`, so that one environment can hold the variables of
+several, in a subclass in its own `config.py`; below `__main__` only plain values are passed on.
 """
 
 import difflib
@@ -54,15 +55,21 @@ class ServiceSettings(BaseSettings):
             return cls(**overrides)  # type: ignore[arg-type]
         except ValidationError as error:
             first = error.errors()[0]
-            name = PREFIX + str(first["loc"][0]).upper()
+            name = _prefix(cls) + str(first["loc"][0]).upper()
             raise InvalidRequest(name, first["input"], first["msg"]) from error
 
 
 def _refuse_unknown(cls: type[ServiceSettings]) -> None:
     """Raise for the first `OUTRIDER_*` variable that names no field."""
-    known = {PREFIX + name.upper() for name in cls.model_fields}
-    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    prefix = _prefix(cls)
+    known = {prefix + name.upper() for name in cls.model_fields}
+    unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
     if unknown:
         name = unknown[0]
         close = difflib.get_close_matches(name, known, 1) or sorted(known)
         raise InvalidRequest(name, os.environ[name], f"no such variable; known: {', '.join(close)}")
+
+
+def _prefix(cls: type[ServiceSettings]) -> str:
+    """Return what the names of a service's variables begin with."""
+    return str(cls.model_config.get("env_prefix", PREFIX)).upper()
