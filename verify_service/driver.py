@@ -1,0 +1,113 @@
+"""Steps one chain and carries its commands out; the only place that calls `Chain.step`."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
+
+from verify_service.alarms import Alarms
+from verify_service.events import Count, Event, Report, Rewind, Scheduled, StartTimer, Test, TimerExpired, TimerKind
+from verify_service.inbox import Ticket
+from verify_service.judging import judge, rows_of
+from verify_service.reports import hint_of, verdict_of
+from verify_service.sessions import Session
+from verify_service.workers import Workers
+
+
+@dataclass(slots=True)
+class Driver:
+    """What carrying out a command needs."""
+
+    workers: Workers
+    alarms: Alarms
+    counters: Counter[str]
+    clock: Callable[[], float]
+    body_limit_s: float
+    send_hints: bool
+    fail: Callable[[Session, Exception], None]
+    """Ends one session with an error; whatever goes wrong in a session stays in it."""
+    touched: dict[Ticket, Session] = field(default_factory=dict)
+    """Sessions that something happened to since they were last settled."""
+
+    def deliver(self, session: Session, event: Event) -> None:
+        """Give a chain an event from outside; a session that is over ignores it, one that breaks is failed."""
+        if session.closed:
+            return
+        self.touched[session.ticket] = session
+        try:
+            self.step(session, event)
+        except Exception as error:
+            self.fail(session, error)
+
+    def make_ready(self, session: Session) -> None:
+        """The session's KV is complete: its patience may run."""
+        self.touched[session.ticket] = session
+        timer, session.timer = session.timer, None
+        if timer is not None:
+            self.start_timer(session, timer)
+
+    def step(self, session: Session, event: Event) -> Test | None:
+        """Give a chain one event; return the test it hands out, which must be judged before its next event."""
+        epoch, test = session.chain.epoch, None
+        for command in session.chain.step(event):
+            match command:
+                case Test():
+                    test = command
+                case Rewind():
+                    self._rewind(session, command.length)
+                case Report():
+                    self._report(session, command)
+                case StartTimer():
+                    self.start_timer(session, command)
+                case Count():
+                    self.counters[command.name] += command.amount
+                case _:
+                    assert_never(command)
+        if session.chain.epoch != epoch:
+            session.forget_arrivals()
+        if not session.chain.held:
+            session.held_row = None
+        return test
+
+    def settle(self, session: Session, *, flush: bool) -> None:
+        """Do all tests that need no pass; does nothing to a session that is not ready.
+
+        Args:
+            session: any session.
+            flush: also report what is committed. Not wanted right before a pass: a token accepted on the held row rides
+                with that pass's verdict.
+        """
+        try:
+            while session.ready and (session.chain.held or flush):
+                test = self.step(session, Scheduled(0))
+                if test is None:
+                    return
+                self.step(session, judge(session, test, rows_of(session, test, None)))
+        except Exception as error:
+            self.fail(session, error)
+
+    def start_timer(self, session: Session, timer: StartTimer) -> None:
+        """Start a chain's timer; that of a session without complete KV waits until it is ready."""
+        if not session.ready:
+            session.timer = timer
+            return
+        delay_s = session.chain.patience_s if timer.kind is TimerKind.PATIENCE else self.body_limit_s
+        self.alarms.at(self.clock() + delay_s, partial(self._expire, session, timer))
+
+    def _expire(self, session: Session, timer: StartTimer) -> None:
+        if session.ready:
+            self.deliver(session, TimerExpired(timer.number))
+        elif session.timer is None:
+            session.timer = timer
+
+    def _rewind(self, session: Session, length: int) -> None:
+        if session.slot is None:
+            raise ValueError("a rewind without a slot")
+        session.slot.truncate(length)
+
+    def _report(self, session: Session, report: Report) -> None:
+        session.send(verdict_of(session, report))
+        hint = hint_of(session, report) if self.send_hints else None
+        if hint is not None:
+            self.workers.tell(session.chain.worker_id, hint)

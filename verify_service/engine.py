@@ -1,0 +1,380 @@
+"""The verifier's engine: one thread that owns the model, the chains and the KV; asyncio only moves messages.
+
+`step()` is the whole of it: take what arrived, decode one pass, settle, fill some KV. Events come in through a
+thread-safe inbox, answers go out through each stream's `send`. No lock is ever held and nothing here waits, except for
+the inbox when there is nothing to do.
+
+Invariants, checked after each pass: a session's slot is exactly as long as its chain says; free blocks and those of all
+sessions make up the pool.
+"""
+
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import assert_never
+
+import torch
+
+from outrider.errors import Internal, OutriderError, Unavailable
+from outrider.ids import WorkerId
+from outrider.messages import DecodeAttach, Draining, ProposalHeader
+from outrider.model.runner import ModelRunner, Rows
+from verify_service.alarms import Alarms
+from verify_service.driver import Driver
+from verify_service.events import Arrived, StreamBroken, Test
+from verify_service.inbox import (
+    CloseSession,
+    Drain,
+    InboxEvent,
+    JoinWorker,
+    LeaveWorker,
+    Malformed,
+    OpenSession,
+    Proposed,
+    Stop,
+    TellSession,
+)
+from verify_service.judging import judge, rows_of
+from verify_service.reports import features_of
+from verify_service.residence import Residence
+from verify_service.roster import Limits, Roster
+from verify_service.scheduler import Scheduler, Work
+from verify_service.sessions import Session
+from verify_service.workers import PARKED_S, Workers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What can be chosen about an engine."""
+
+    limits: Limits = field(default_factory=Limits)
+    body_limit_s: float = 30.0
+    """Longest wait for the body of an announced proposal; running out voids the guarantee of rejection mode."""
+    idle_s: float = 600.0
+    """How long KV is kept after its session ended."""
+    send_hints: bool = False
+    """Whether draft workers are told of the end of an epoch before the orchestrator's commit."""
+    fill_beside: int = 1
+    """Stretches of KV filled per step while sessions decode: decoding waits for no more than that."""
+    fill_alone: int = 8
+    """Stretches filled per step while nobody decodes."""
+
+
+class Engine:
+    """See the module's head. Only `post`, `start`, `join` and the counts may be used from other threads."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        vocab_len: int,
+        settings: EngineSettings = EngineSettings(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make an engine; its thread is not started.
+
+        Args:
+            runner: probed and ready; nobody else may use it from now on.
+            vocab_len: length of the tokenizer's id range.
+            settings: what can be chosen.
+            clock: rising seconds.
+        """
+        self._runner = runner
+        self._vocab_len = vocab_len
+        self._settings = settings
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._stopped = False
+        self._thread: Thread | None = None
+        self.counters: Counter[str] = Counter()
+        """Running totals by name; read-only for others."""
+        self._alarms = Alarms()
+        self._workers = Workers(self.counters)
+        self._residence = Residence(runner)
+        self._roster = Roster(self._residence, settings.limits, self.counters, clock)
+        self._driver = Driver(
+            self._workers, self._alarms, self.counters, clock, settings.body_limit_s, settings.send_hints, self._fail
+        )
+        self._scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
+
+    # -- from other threads ----------------------------------------------------------------------------------------
+
+    def post(self, event: InboxEvent) -> None:
+        """Put an event into the inbox; never blocks."""
+        self._inbox.put(event)
+
+    def start(self, on_end: Callable[[Exception | None], None]) -> None:
+        """Start the thread; `on_end` is called on it when it ends, with the defect that ended it, if one did."""
+        self._thread = Thread(target=self._run, args=(on_end,), name="engine", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; say whether it has."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def num_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._roster)
+
+    @property
+    def num_waiting(self) -> int:
+        """Open sessions without a place."""
+        return self._roster.num_waiting
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that are free, or hold only what may be given up."""
+        return self._residence.available_blocks
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do one round of work; return whether the model ran, so that there may be more to do at once."""
+        self._drain_inbox()
+        self._alarms.fire(self._clock())
+        self._admit()
+        decoded = self._decode()
+        self._settle()
+        filled = self._fill(self._settings.fill_beside if decoded else self._settings.fill_alone)
+        return decoded or filled
+
+    def _run(self, on_end: Callable[[Exception | None], None]) -> None:
+        defect: Exception | None = None
+        try:
+            with torch.inference_mode():
+                while not self._stopped:
+                    if not self.step() and not self._stopped:
+                        self._sleep()
+        except Exception as error:
+            log.exception("the engine has stopped")
+            defect = error
+        for session in self._roster.sessions():
+            session.send(Unavailable("the verifier has stopped"))
+        on_end(defect)
+
+    def _sleep(self) -> None:
+        """Wait for an event or the next alarm."""
+        try:
+            event = self._inbox.get(timeout=self._alarms.next_in(self._clock()))
+        except queue.Empty:
+            return
+        self._handle(event)
+
+    def _drain_inbox(self) -> None:
+        while True:
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(event)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: InboxEvent) -> None:
+        match event:
+            case OpenSession():
+                self._open(event)
+            case TellSession():
+                self._tell(event)
+            case CloseSession():
+                self._close(event)
+            case JoinWorker():
+                self._join_worker(event)
+            case LeaveWorker():
+                self._leave_worker(event)
+            case Proposed():
+                self._proposed(event)
+            case Malformed():
+                self._malformed(event)
+            case Drain():
+                self._drain(event)
+            case Stop():
+                self._stopped = True
+            case _:
+                assert_never(event)
+
+    def _open(self, event: OpenSession) -> None:
+        session = Session(event.ticket, event.opened, event.send, self._vocab_len)
+        try:
+            admitted = self._roster.enter(session)
+        except OutriderError as error:
+            event.send(error)
+            return
+        self._welcome(admitted)
+        for arrived in self._workers.unpark(event.opened.session_id, self._clock()):
+            self._arrive(session, arrived)
+
+    def _tell(self, event: TellSession) -> None:
+        session = self._roster.by_ticket(event.ticket)
+        if session is None:
+            return
+        if isinstance(event.message, DecodeAttach):
+            self._roster.remember(session.opened.session_id, event.message.generation)
+        self._driver.deliver(session, event.message)
+
+    def _close(self, event: CloseSession) -> None:
+        session = self._roster.by_ticket(event.ticket)
+        if session is None:
+            return
+        self._roster.leave(session, keep_kv=event.keep_kv)
+        session.send(None)
+        if event.keep_kv:
+            due_s = self._clock() + self._settings.idle_s
+            self._alarms.at(due_s, lambda: self._residence.forget_before(due_s - self._settings.idle_s))
+
+    def _join_worker(self, event: JoinWorker) -> None:
+        if self._workers.join(event):
+            self._break(event.hello.worker_id)
+
+    def _leave_worker(self, event: LeaveWorker) -> None:
+        worker_id = self._workers.leave(event.ticket)
+        if worker_id is not None:
+            self._break(worker_id)
+
+    def _break(self, worker_id: WorkerId) -> None:
+        """What was under way on a worker's stream may be lost: each of its sessions starts a new round."""
+        for session in self._roster.sessions():
+            self._driver.deliver(session, StreamBroken(worker_id))
+
+    def _proposed(self, event: Proposed) -> None:
+        worker_id = self._workers.sender_of(event.ticket)
+        session = self._roster.by_id(event.message.session_id)
+        if worker_id is None:
+            self.counters["stale"] += 1
+        elif session is None:
+            self._workers.park(worker_id, event.message, self._clock())
+        else:
+            self._arrive(session, Arrived(worker_id, event.message))
+
+    def _arrive(self, session: Session, arrived: Arrived) -> None:
+        chain, now_s = session.chain, self._clock()
+        before = chain.chain_end
+        if arrived.message.epoch.generation > chain.epoch.generation:
+            self._alarms.at(now_s + PARKED_S, lambda: self._expire_parked(session))
+        self._driver.deliver(session, arrived)
+        session.note_arrival(arrived.message, before, now_s)
+
+    def _expire_parked(self, session: Session) -> None:
+        self.counters["parked_expired"] += session.chain.expire_parked()
+
+    def _malformed(self, event: Malformed) -> None:
+        worker_id = self._workers.sender_of(event.ticket)
+        session = self._roster.by_id(event.session_id)
+        if worker_id is None or session is None or session.chain.worker_id != worker_id:
+            self.counters["garbage"] += 1
+            return
+        # An announcement of no tokens is garbage by the chain's own rules, so that it counts towards quarantine.
+        nonsense = ProposalHeader(event.session_id, session.chain.epoch, session.chain.chain_end, 0)
+        self._driver.deliver(session, Arrived(worker_id, nonsense))
+
+    def _drain(self, event: Drain) -> None:
+        for session in self._roster.sessions():
+            session.send(Draining(event.reason))
+        self._workers.tell_all(Draining(event.reason))
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        self._welcome(self._roster.admit())
+
+    def _welcome(self, admitted: list[Session]) -> None:
+        for session in admitted:
+            if session.ready:
+                self._driver.make_ready(session)
+
+    def _settle(self) -> None:
+        touched, self._driver.touched = self._driver.touched, {}
+        for session in touched.values():
+            self._driver.settle(session, flush=True)
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        """End one session with an error; its KV is not trusted any more."""
+        if session.closed:
+            return
+        if isinstance(error, OutriderError):
+            session.send(error)
+        else:
+            log.error("session %s failed", session.opened.session_id, exc_info=error)
+            session.send(Internal(f"{type(error).__name__}: {error}"))
+        self.counters["failed_sessions"] += 1
+        self._roster.leave(session, keep_kv=False)
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> bool:
+        """Run one decode pass; say whether there was one."""
+        works = self._scheduler.decode_work()
+        if not works:
+            return False
+        started_s = self._clock()
+        outputs = self._forward(works)
+        verify_s = self._clock() - started_s
+        num_rows = sum(len(work.feed.token_ids) for work in works)
+        for work, rows in zip(works, outputs, strict=False):
+            figures = work.session.figures
+            figures.verify_s += verify_s
+            figures.num_rows += num_rows
+            if work.test is not None and work.test.token_ids:
+                figures.queue_s = max(figures.queue_s, work.session.waited_s(work.test.base_len, started_s))
+            self._finish(work, rows)
+        self.counters["decode_passes"] += 1
+        self.counters["decode_rows"] += num_rows
+        return True
+
+    def _fill(self, max_stretches: int) -> bool:
+        """Compute missing KV; say whether any was missing."""
+        works = self._scheduler.fill_work(max_stretches)
+        for work, rows in zip(works, self._forward(works), strict=False):
+            self._finish(work, rows)
+        self.counters["filled_tokens"] += sum(len(work.feed.token_ids) for work in works)
+        return bool(works)
+
+    def _forward(self, works: list[Work]) -> list[Rows]:
+        """Run the model; if it fails, so do the sessions of this pass, and only they."""
+        if not works:
+            return []
+        try:
+            return self._runner.forward([work.feed for work in works])
+        except Exception as error:
+            self.counters["failed_passes"] += 1
+            for work in works:
+                self._fail(work.session, error)
+            return []
+
+    def _finish(self, work: Work, rows: Rows) -> None:
+        """Judge one part of a pass, or note that its KV has grown."""
+        session = work.session
+        try:
+            if work.test is not None:
+                self._judge(session, work.test, rows)
+            elif work.feed.slot.length == session.chain.kv_len:
+                session.filling = False
+                self._driver.make_ready(session)
+            self._check(session, work)
+            self._tell_features(session, work, rows)
+        except Exception as error:
+            self._fail(session, error)
+
+    def _judge(self, session: Session, test: Test, rows: Rows) -> None:
+        judged = judge(session, test, rows_of(session, test, rows.logits))
+        self._driver.step(session, judged)
+
+    def _check(self, session: Session, work: Work) -> None:
+        length, expected = work.feed.slot.length, session.chain.kv_len
+        if length > expected or (session.ready and length != expected):
+            raise Internal(f"KV of {length} tokens where the chain has {expected}")
+
+    def _tell_features(self, session: Session, work: Work, rows: Rows) -> None:
+        """Send a drafter that asked for them the hidden states of the positions that stay."""
+        kept = work.feed.slot.length - work.start
+        if rows.hidden is not None and kept > 0:
+            message = features_of(session, work.start, rows.hidden[:kept])
+            self._workers.tell(session.chain.worker_id, message)

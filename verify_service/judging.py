@@ -1,0 +1,91 @@
+"""From logits to a decision: what a pass's rows say about a run, and the log-probabilities of what is committed."""
+
+import torch
+from torch import Tensor
+
+from outrider.messages import TokenLogprobs
+from outrider.sampling import target_rows
+from outrider.verification import KeyedDraws
+from verify_service.events import Judged, Test
+from verify_service.sessions import Session
+
+
+def rows_of(session: Session, test: Test, logits: Tensor | None) -> Tensor:
+    """Return the rows to test on: the held row first, if the test wants it, then those of the fed tokens.
+
+    Args:
+        session: whose held row may be needed.
+        test: says which rows belong to it.
+        logits: [len(test.feed), vocab_size] of the pass; None if nothing was fed.
+
+    Returns:
+        [num_rows, vocab_size]; row i is the target's for the i-th token of the run.
+
+    Raises:
+        ValueError: a held row is wanted and none is there, or there is no row at all.
+    """
+    held = None
+    if test.from_held:
+        if session.held_row is None:
+            raise ValueError("the chain holds a row that the engine does not have")
+        held = session.held_row.unsqueeze(0)
+    if held is None and logits is None:
+        raise ValueError("a test without rows")
+    return torch.cat([rows for rows in (held, logits) if rows is not None])
+
+
+def judge(session: Session, test: Test, rows: Tensor) -> Judged:
+    """Decide a test, keep the row behind a run that was accepted whole, and note log-probabilities and history.
+
+    Args:
+        session: whose chain handed out the test.
+        test: the test.
+        rows: [num_rows, vocab_size], from `rows_of`.
+    """
+    judged = _decide(session, test, rows)
+    if judged.drawn is None and test.feed:
+        # A copy, because a view would keep the whole pass's logits alive.
+        session.held_row = rows[-1].clone()
+    committed = [*test.token_ids[: judged.num_accepted], *([] if judged.drawn is None else [judged.drawn])]
+    if session.opened.num_logprobs >= 0:
+        vocab_rows = rows[: len(committed), : session.vocab_len]
+        session.logprobs += token_logprobs(vocab_rows, committed, session.opened.num_logprobs)
+    if session.history is not None:
+        session.history.advance(committed)
+    return judged
+
+
+def _decide(session: Session, test: Test, rows: Tensor) -> Judged:
+    opened, tokens = session.opened, test.token_ids
+    usable = rows[: max(1, len(tokens))]
+    prepared = target_rows(usable, opened.mode, opened.sampling, session.vocab_len, session.history, tokens)
+    draws = KeyedDraws(opened.key, test.epoch)
+    if not tokens:
+        return Judged(0, 0, session.rule.draw(prepared[0], draws, test.base_len))
+    judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
+    return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+
+
+def token_logprobs(rows: Tensor, tokens: list[int], num_top: int) -> list[TokenLogprobs]:
+    """Return log-probabilities under the model itself: before bias, penalties, temperature and filters.
+
+    Args:
+        rows: [num_tokens, vocab] raw logits, cut to the tokenizer's vocabulary.
+        tokens: the token each row was for, [num_tokens].
+        num_top: how many of the likeliest tokens to list, >= 0; of equal ones the lowest id comes first.
+    """
+    if not tokens:
+        return []
+    logs = torch.log_softmax(rows, dim=-1)
+    own = logs.gather(1, torch.tensor(tokens, device=logs.device).unsqueeze(1)).squeeze(1).tolist()
+    tops = [_likeliest(row, min(num_top, len(row))) for row in logs]
+    return [TokenLogprobs(value, top) for value, top in zip(own, tops, strict=True)]
+
+
+def _likeliest(row: Tensor, num: int) -> tuple[tuple[int, float], ...]:
+    """Return (id, value) of the `num` largest values, largest first, equal ones by lowest id."""
+    if num == 0:
+        return ()
+    candidates = torch.nonzero(row >= torch.topk(row, num).values[-1]).squeeze(1)
+    order = torch.sort(row[candidates], descending=True, stable=True)
+    return tuple(zip(candidates[order.indices[:num]].tolist(), order.values[:num].tolist(), strict=True))

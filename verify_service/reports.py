@@ -1,0 +1,58 @@
+"""What goes out after a test: verdicts to the orchestrator, hidden states and rollback hints to the draft worker."""
+
+import torch
+
+from outrider.ids import TokenKind
+from outrider.messages import RollbackHint, TargetFeatures, Verdict
+from outrider.messages import Tensor as WireTensor
+from verify_service.events import Report
+from verify_service.sessions import PassFigures, Session
+
+_WIRE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def verdict_of(session: Session, report: Report) -> Verdict:
+    """Complete a chain's report with timings and log-probabilities, and start both afresh."""
+    figures, session.figures = session.figures, PassFigures()
+    logprobs, session.logprobs = tuple(session.logprobs), []
+    return Verdict(
+        session_id=session.opened.session_id,
+        epoch=report.epoch,
+        start=report.start,
+        token_ids=report.token_ids,
+        kinds=report.kinds,
+        num_accepted=report.num_accepted,
+        num_tested=report.num_tested,
+        next_epoch=report.next_epoch,
+        cause=report.cause,
+        logprobs=logprobs,
+        verify_s=figures.verify_s,
+        queue_s=figures.queue_s,
+        num_rows=figures.num_rows,
+        guarantee_void=session.chain.guarantee_void,
+    )
+
+
+def hint_of(session: Session, report: Report) -> RollbackHint | None:
+    """Return the hint for a round that ended inside its generation; None where no round did."""
+    ended, begun = report.epoch, report.next_epoch
+    if ended == begun or ended.generation != begun.generation:
+        return None
+    end = report.start + len(report.token_ids)
+    if not report.kinds or report.kinds[-1] is TokenKind.ACCEPTED:
+        return RollbackHint(session.opened.session_id, begun, end)
+    return RollbackHint(session.opened.session_id, begun, end - 1, report.token_ids[-1])
+
+
+def features_of(session: Session, position: int, hidden: torch.Tensor) -> TargetFeatures:
+    """Pack hidden states of committed positions for the wire.
+
+    Args:
+        session: the session.
+        position: absolute position of the first row.
+        hidden: [num_positions, hidden_size]; a dtype that the wire lacks is sent as float32.
+    """
+    rows = hidden if hidden.dtype in _WIRE_DTYPES else hidden.float()
+    data = rows.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+    tensor = WireTensor(str(rows.dtype).removeprefix("torch."), (1, *rows.shape), data)
+    return TargetFeatures(session.opened.session_id, session.chain.epoch, position, tensor)

@@ -1,0 +1,124 @@
+"""Chooses what goes into the next pass.
+
+Decode passes: runs to be tested and single tokens, of all sessions, the one served longest ago first, up to the rows of
+the largest row class. Prompt passes: one stretch of missing KV per session. How much of a chain fits is decided by
+counts alone, never by what its tokens are.
+"""
+
+from dataclasses import dataclass
+
+from outrider.errors import ResourceExhausted
+from outrider.ids import Mode, TokenClass
+from outrider.model.runner import Feed, KvSlot, ModelInfo
+from verify_service.driver import Driver
+from verify_service.events import Scheduled, Test
+from verify_service.residence import Residence, growth
+from verify_service.roster import Roster
+from verify_service.sessions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One session's part of a pass."""
+
+    session: Session
+    feed: Feed
+    test: Test | None
+    """What the rows are for; None while KV is being filled."""
+    start: int
+    """Absolute position of the first token fed."""
+
+
+class Scheduler:
+    """Plans passes over the roster's sessions."""
+
+    def __init__(self, roster: Roster, residence: Residence, driver: Driver, info: ModelInfo) -> None:
+        self._roster = roster
+        self._residence = residence
+        self._driver = driver
+        self._info = info
+
+    def decode_work(self) -> list[Work]:
+        """Return the parts of the next decode pass; empty if no session has anything to feed."""
+        works: list[Work] = []
+        rows_left = self._info.max_rows
+        for session in self._roster.in_turn():
+            self._driver.settle(session, flush=False)
+            rows = self._offer(session, rows_left, alone=not works) if session.ready else 0
+            if not rows or not self._make_room(session, rows, works):
+                continue
+            test = self._test(session, rows)
+            if test is not None:
+                works.append(self._testing(session, test))
+                rows_left -= len(test.feed)
+        return self._take_turns(works)
+
+    def fill_work(self, max_stretches: int) -> list[Work]:
+        """Return the parts of the next prompt pass: at most `max_stretches` sessions, one stretch of each."""
+        works: list[Work] = []
+        for session in self._roster.in_turn():
+            if len(works) >= max_stretches:
+                break
+            if not session.filling:
+                continue
+            first, last, token_class = session.fill_range(
+                classes_differ=self._info.classes_differ, max_decode=self._info.max_rows
+            )
+            if self._make_room(session, last - first, works):
+                works.append(self._filling(session, first, last, token_class))
+        return self._take_turns(works)
+
+    def _offer(self, session: Session, rows_left: int, *, alone: bool) -> int:
+        """Return how many rows a session may use.
+
+        A block cannot be cut: it waits for a pass with enough room, or gets one for itself.
+        """
+        wanted = session.chain.wants_rows
+        if session.chain.mode is Mode.BLOCK:
+            return wanted if wanted <= rows_left or alone else 0
+        return min(wanted, rows_left)
+
+    def _test(self, session: Session, rows: int) -> Test | None:
+        try:
+            return self._driver.step(session, Scheduled(rows))
+        except Exception as error:
+            self._driver.fail(session, error)
+            return None
+
+    def _testing(self, session: Session, test: Test) -> Work:
+        slot = _slot_of(session)
+        hidden = self._driver.workers.wants_features(session.chain.worker_id)
+        self._driver.touched[session.ticket] = session
+        return Work(session, Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden), test, slot.length)
+
+    def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:
+        hidden = self._driver.workers.wants_features(session.chain.worker_id)
+        token_ids = tuple(session.chain.tokens[first:last])
+        feed = Feed(_slot_of(session), token_ids, token_class, len(token_ids) if hidden else 0, hidden)
+        return Work(session, feed, None, first)
+
+    def _make_room(self, session: Session, num_tokens: int, works: list[Work]) -> bool:
+        """Free the blocks that a feed needs, on top of those of the parts chosen already; say whether it succeeded.
+
+        Room is made before a chain hands out a test: a test under way cannot be taken back.
+        """
+        planned = sum(growth(work.feed.slot, len(work.feed.token_ids)) for work in works)
+        busy = {work.session.ticket for work in works}
+        while not self._residence.make_room(planned + growth(_slot_of(session), num_tokens)):
+            if self._roster.give_way(session, busy):
+                continue
+            if self._roster.num_running == 1:
+                self._driver.fail(session, ResourceExhausted("the session has outgrown the whole KV pool"))
+            return False
+        return True
+
+    def _take_turns(self, works: list[Work]) -> list[Work]:
+        for work in works:
+            self._roster.served(work.session)
+        return works
+
+
+def _slot_of(session: Session) -> KvSlot:
+    if session.slot is None:
+        raise ValueError("a waiting session cannot be fed")
+    return session.slot

@@ -1,0 +1,152 @@
+"""One session on the engine's thread: its chain, its KV slot, and what waits to be sent with the next verdict."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.ids import TokenClass
+from outrider.messages import DecodeOpen, ProposeMessage, TokenLogprobs
+from outrider.model.runner import BLOCK_LEN, KvSlot
+from outrider.sampling import History
+from outrider.verification import Rule, rule_for
+from verify_service.chain import Chain
+from verify_service.events import StartTimer
+from verify_service.inbox import DecodeSend, Ticket
+
+
+@dataclass(slots=True)
+class PassFigures:
+    """Figures of the passes since the last verdict."""
+
+    verify_s: float = 0.0
+    queue_s: float = 0.0
+    num_rows: int = 0
+
+
+class Session:
+    """State of one open `Decode` stream.
+
+    It *waits* while it has no slot, *fills* while its slot holds less than its chain needs, and is *ready* otherwise.
+    Only a ready session is scheduled; its chain takes proposals all the time.
+    """
+
+    def __init__(self, ticket: Ticket, opened: DecodeOpen, send: DecodeSend, vocab_len: int) -> None:
+        """Make a waiting session.
+
+        Args:
+            ticket: of its stream; also its age, smaller is older.
+            opened: what its stream asked for, validated.
+            send: where its verdicts go.
+            vocab_len: length of the tokenizer's id range.
+        """
+        self.ticket = ticket
+        self.opened = opened
+        self.send = send
+        self.vocab_len = vocab_len
+        self.chain = Chain(opened, vocab_len)
+        self.rule: Rule = rule_for(opened.mode, opened.key, opened.sample_index)
+        self.history: History | None = None
+        if opened.sampling.uses_history:
+            self.history = History(opened.token_ids[: opened.prompt_len], opened.token_ids[opened.prompt_len :])
+        self.slot: KvSlot | None = None
+        self.filling = False
+        self.closed = False
+        self.held_row: Tensor | None = None
+        """[vocab] logits of the held row; not None exactly while the chain holds one."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of the tokens that no verdict has named yet."""
+        self.figures = PassFigures()
+        self.timer: StartTimer | None = None
+        """A timer that starts when the session is ready: patience does not run while it could not run anyway."""
+        self._classes = effective_classes(opened)
+        self._arrivals: deque[tuple[int, float]] = deque()
+
+    @property
+    def ready(self) -> bool:
+        """Whether its KV is complete, so that it may be scheduled."""
+        return self.slot is not None and not self.filling
+
+    def classes(self, length: int) -> list[TokenClass]:
+        """Return the class by which each of the first `length` tokens is, or is to be, computed."""
+        decoded = max(0, length - len(self._classes))
+        return self._classes[:length] + [TokenClass.DECODE] * decoded
+
+    def fill_range(self, *, classes_differ: bool, max_decode: int) -> tuple[int, int, TokenClass]:
+        """Return the next positions [first, last) to compute, and their class.
+
+        A stretch has one class; with class PROMPT it stays inside one block, with class DECODE it has at most
+        `max_decode` tokens. Where the classes do not differ everything goes in prompt passes, which are larger.
+        """
+        slot = self.slot
+        if slot is None:
+            raise ValueError("a waiting session has nothing to fill")
+        first, end = slot.length, self.chain.kv_len
+        if not classes_differ:
+            return first, min(end, _block_end(first)), TokenClass.PROMPT
+        token_class = self._class_at(first)
+        end = min(end, _block_end(first) if token_class is TokenClass.PROMPT else first + max_decode)
+        last = next((at for at in range(first + 1, end) if self._class_at(at) is not token_class), end)
+        return first, last, token_class
+
+    def note_arrival(self, message: ProposeMessage, before: int, now_s: float) -> None:
+        """Remember when the chain took a proposal: its end was `before` and is further now."""
+        if self.chain.chain_end > before and message.epoch == self.chain.epoch:
+            self._arrivals.append((self.chain.chain_end, now_s))
+
+    def waited_s(self, position: int, now_s: float) -> float:
+        """Return how long the proposal with this position has been here, and forget the ones before it."""
+        while self._arrivals and self._arrivals[0][0] <= position:
+            self._arrivals.popleft()
+        return now_s - self._arrivals[0][1] if self._arrivals else 0.0
+
+    def forget_arrivals(self) -> None:
+        """The epoch ended."""
+        self._arrivals.clear()
+
+    def _class_at(self, position: int) -> TokenClass:
+        return self._classes[position] if position < len(self._classes) else TokenClass.DECODE
+
+
+def effective_classes(opened: DecodeOpen) -> list[TokenClass]:
+    """Return the class by which each token of the log was first computed.
+
+    The prompt's last token is an exception to what a log may say: it is fed together with the first run, so its KV
+    always comes from a decode pass.
+    """
+    classes = list(opened.classes)
+    if 0 < opened.prompt_len <= len(classes):
+        classes[opened.prompt_len - 1] = TokenClass.DECODE
+    return classes
+
+
+def common_prefix(ids: Sequence[int], classes: Sequence[TokenClass] | None, session: Session) -> int:
+    """Return for how many tokens resident KV is the session's own.
+
+    Args:
+        ids: tokens of the resident KV.
+        classes: their classes; None where classes do not matter.
+        session: whose tokens and classes are wanted.
+    """
+    length = min(len(ids), session.chain.kv_len)
+    wanted = session.classes(length)
+    for at in range(length):
+        if ids[at] != session.chain.tokens[at] or (classes is not None and classes[at] is not wanted[at]):
+            return at
+    return length
+
+
+def _block_end(position: int) -> int:
+    return (position // BLOCK_LEN + 1) * BLOCK_LEN
+
+
+@dataclass(slots=True)
+class Resident:
+    """KV that nobody uses now, kept for the session's next turn."""
+
+    slot: KvSlot
+    token_ids: list[int]
+    classes: list[TokenClass]
+    since_s: float
+    """When its last session ended, by the engine's clock."""
