@@ -15,8 +15,6 @@ Invariants, checked after every step:
 * nothing is committed at or past `commit_limit`.
 """
 
-from collections import deque
-from dataclasses import dataclass
 from typing import assert_never
 
 from outrider.errors import ProtocolError
@@ -29,7 +27,6 @@ from outrider.messages import (
     Proposal,
     ProposalHeader,
     ProposeMessage,
-    SparseRow,
     Speculation,
     VerdictCause,
 )
@@ -48,29 +45,15 @@ from verify_service.events import (
     TimerExpired,
     TimerKind,
 )
+from verify_service.intake import Fate, Standing, fate_of
+from verify_service.waiting import Waiting
 
 MAX_PARKED = 16
 """Messages kept for a generation that has not been announced yet."""
-MAX_AHEAD = 1024
-"""Most tokens a chain may hold beyond the committed length, whatever a drafter claims."""
 MAX_EXPIRIES = 3
 """Patience running out so often in a row stops the waiting until a drafter is attached again."""
 MAX_GARBAGE = 8
 """Garbage messages of one drafter before it is quarantined for the session."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """What is left of one proposal."""
-
-    token_ids: tuple[int, ...]
-    rows: tuple[SparseRow, ...]
-
-    def take(self, count: int) -> tuple[tuple[int, ...], tuple[SparseRow, ...]]:
-        """Remove and return the first `count` tokens and their rows."""
-        taken = self.token_ids[:count], self.rows[:count]
-        self.token_ids, self.rows = self.token_ids[count:], self.rows[count:]
-        return taken
 
 
 class Chain:
@@ -96,7 +79,7 @@ class Chain:
         self.patience_s = opened.patience_s
         self.guarantee_void = 0
         self._max_gamma = opened.speculation.gamma
-        self._runs: deque[_Run] = deque()
+        self._waiting = Waiting()
         self._seen_len = 0
         self._limit = -1
         self._header: ProposalHeader | None = None
@@ -128,14 +111,14 @@ class Chain:
     @property
     def chain_end(self) -> int:
         """Position the next proposal must start at."""
-        return self.committed_len + sum(len(run.token_ids) for run in self._runs)
+        return self.committed_len + len(self._waiting)
 
     @property
     def wants_rows(self) -> int:
         """Rows the model would have to compute for the next test; 0 when there is none, or a held row is enough."""
         if self.committed_len >= self.commit_limit:
             return 0
-        if self._runs:
+        if self._waiting:
             return self._run_len() + (0 if self.held else 1)
         return 1 if self._draw_kind() is not None and not self.held else 0
 
@@ -145,8 +128,8 @@ class Chain:
         Raises:
             ProtocolError: the engine broke the order of `Test` and `Judged`.
         """
-        if (self._testing is None) == isinstance(event, Judged):
-            raise ProtocolError(f"{type(event).__name__} while {'' if self._testing else 'not '}testing")
+        if self._testing is not None and not isinstance(event, Judged):
+            raise ProtocolError(f"{type(event).__name__} while testing")
         out: list[Command] = []
         match event:
             case Scheduled():
@@ -160,14 +143,12 @@ class Chain:
             case DecodeProgress():
                 self._progress(event)
             case StreamBroken():
-                if event.worker_id == self.worker_id:
-                    self._reset(VerdictCause.RESET, out)
+                self._broken(event, out)
             case TimerExpired():
                 self._expired(event, out)
             case _:
                 assert_never(event)
-        if self._testing is None:
-            self._wait(out)
+        self._wait(out)
         return out
 
     # -- control ---------------------------------------------------------------------------------------------------
@@ -177,7 +158,7 @@ class Chain:
         if event.generation <= self.epoch.generation:
             out.append(Count("stale"))
             return
-        self._flush(VerdictCause.TESTED, out)
+        self._flush(out)
         self._forget_chain(out)
         self.epoch = Epoch(event.generation)
         self.worker_id = event.worker_id or None
@@ -192,36 +173,59 @@ class Chain:
         if event.generation < self.epoch.generation:
             return
         self.commit_limit = max(self.commit_limit, event.commit_limit)
+        if event.speculation.enabled and not self.speculation.enabled:
+            # The drafter hears of its new window with the next commit, so there must be one without waiting for it.
+            self._plain_until = max(self._plain_until, self.committed_len + 1)
         self.speculation = event.speculation
         self.patience_s = event.patience_s
         self._max_gamma = max(self._max_gamma, event.speculation.gamma)
 
     def _reset(self, cause: str, out: list[Command]) -> None:
         """End the epoch without a token, so that the drafter starts again from the committed length."""
-        self._flush(VerdictCause.TESTED, out)
+        self._flush(out)
         ended = self.epoch
         self._end_epoch(out)
         self._plain_until = 0
         self._report(ended, cause, out)
 
+    def _broken(self, event: StreamBroken, out: list[Command]) -> None:
+        """Whatever was on the way may be lost."""
+        if event.worker_id == self.worker_id:
+            self._reset(VerdictCause.RESET, out)
+
     # -- taking proposals ------------------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, out: list[Command]) -> None:
-        """Sort a message by its epoch: parked, stale, garbage, or taken."""
-        message = event.message
-        if message.epoch.generation > self.epoch.generation:
-            self._park(event, out)
-        elif message.epoch < self.epoch or event.worker_id != self.worker_id:
-            out.append(Count("stale"))
-        elif message.epoch > self.epoch or not self._is_sound(message):
-            self._take_garbage(out)
-        elif message.base_len < self.chain_end:
-            out.append(Count("duplicate"))
-        elif message.base_len > self.chain_end or self._misses_header(message):
-            out.append(Count("gap"))
-            self._reset(VerdictCause.RESET, out)
-        else:
-            self._take(message)
+        """Do with a message what `verify_service.intake` says of it."""
+        match fate_of(event.message, event.worker_id, self._standing()):
+            case Fate.TAKEN:
+                self._take(event.message)
+            case Fate.PARKED:
+                self._park(event, out)
+            case Fate.STALE:
+                out.append(Count("stale"))
+            case Fate.DUPLICATE:
+                out.append(Count("duplicate"))
+            case Fate.GAP:
+                out.append(Count("gap"))
+                self._reset(VerdictCause.RESET, out)
+            case Fate.GARBAGE:
+                self._take_garbage(event.message.epoch, out)
+            case _ as unknown:
+                assert_never(unknown)
+
+    def _standing(self) -> Standing:
+        announced = self._header.count if self._header is not None else 0
+        return Standing(
+            self.epoch,
+            self.worker_id,
+            self.mode,
+            self.vocab_len,
+            self._max_gamma,
+            self.chain_end,
+            self._reported_len,
+            announced,
+        )
 
     def _park(self, event: Arrived, out: list[Command]) -> None:
         if len(self._parked) < MAX_PARKED:
@@ -234,41 +238,17 @@ class Chain:
         dropped, self._parked = len(self._parked), []
         return dropped
 
-    def _take_garbage(self, out: list[Command]) -> None:
+    def _take_garbage(self, epoch: Epoch, out: list[Command]) -> None:
         """Drop and count; a drafter that keeps sending garbage is cut off from this session."""
         out.append(Count("garbage"))
         self._garbage += 1
         if self._garbage >= MAX_GARBAGE:
             self.worker_id = None
             self._reset(VerdictCause.QUARANTINED, out)
-
-    def _is_sound(self, message: ProposeMessage) -> bool:
-        """Whether a message of the current epoch can be what an honest drafter sends."""
-        match message:
-            case ProposalHeader():
-                return self.mode.needs_rows and 0 < message.count <= self._max_gamma
-            case Pass():
-                return message.until_len > message.base_len
-            case Proposal():
-                return self._is_sound_proposal(message)
-
-    def _is_sound_proposal(self, proposal: Proposal) -> bool:
-        count = len(proposal.token_ids)
-        end = proposal.base_len + count
-        return (
-            0 < count <= self._max_gamma
-            and len(proposal.rows) == (count if self.mode.needs_rows else 0)
-            and proposal.seen_len <= self._reported_len
-            and end <= proposal.limit <= self._reported_len + MAX_AHEAD
-            and all(0 <= token < self.vocab_len for token in proposal.token_ids)
-            and all(_row_fits(row, self.vocab_len) for row in proposal.rows)
-        )
-
-    def _misses_header(self, message: ProposeMessage) -> bool:
-        """Whether a proposal that needs a header before it came without: the header was lost."""
-        if not self.mode.needs_rows or not isinstance(message, Proposal):
-            return False
-        return self._header is None or self._header.count != len(message.token_ids)
+        elif epoch == self.epoch:
+            # The chain has a hole now, and an honest drafter that only heard of a larger gamma sooner than this side
+            # did would wait for a commit that cannot come.
+            self._reset(VerdictCause.RESET, out)
 
     def _take(self, message: ProposeMessage) -> None:
         """The message continues the chain."""
@@ -281,18 +261,18 @@ class Chain:
                 self._plain_until = message.until_len
             case Proposal():
                 self._header = None
-                self._runs.append(_Run(message.token_ids, message.rows))
+                self._waiting.add(message.token_ids, message.rows)
                 self._seen_len, self._limit = message.seen_len, message.limit
+            case _:
+                assert_never(message)
 
     # -- testing ---------------------------------------------------------------------------------------------------
 
     def _schedule(self, max_rows: int, out: list[Command]) -> None:
         """Hand out the next test, or report what is committed when there is none to do now."""
         test = self._next_test(max_rows)
-        if test is not None and not test.feed:
-            pass
-        elif test is None or not self._rides:
-            self._flush(VerdictCause.TESTED, out)
+        if test is None or (test.feed and not self._rides):
+            self._flush(out)
         if test is not None:
             self._testing = test
             out.append(test)
@@ -300,9 +280,9 @@ class Chain:
     def _next_test(self, max_rows: int) -> Test | None:
         if self.committed_len >= self.commit_limit:
             return None
-        if self._runs and self.mode is not Mode.BLOCK and self.held:
+        if self._waiting and self.mode is not Mode.BLOCK and self.held:
             return self._test(1, feed=False)
-        if self._runs:
+        if self._waiting:
             return self._test_run(max_rows)
         kind = self._draw_kind()
         if kind is None or (not self.held and max_rows < 1):
@@ -313,7 +293,7 @@ class Chain:
     def _run_len(self) -> int:
         """Tokens that may be tested in one pass: a whole block, or all that has arrived, below the commit limit."""
         room = self.commit_limit - self.committed_len
-        waiting = len(self._runs[0].token_ids) if self.mode is Mode.BLOCK else self.chain_end - self.committed_len
+        waiting = self._waiting.first_len if self.mode is Mode.BLOCK else len(self._waiting)
         return min(room, waiting)
 
     def _test_run(self, max_rows: int) -> Test | None:
@@ -327,13 +307,7 @@ class Chain:
 
     def _test(self, count: int, *, feed: bool) -> Test:
         """Take `count` tokens off the chain to be tested."""
-        token_ids: tuple[int, ...] = ()
-        rows: tuple[SparseRow, ...] = ()
-        while len(token_ids) < count:
-            taken_ids, taken_rows = self._runs[0].take(count - len(token_ids))
-            token_ids, rows = token_ids + taken_ids, rows + taken_rows
-            if not self._runs[0].token_ids:
-                self._runs.popleft()
+        token_ids, rows = self._waiting.take(count)
         fed = ((() if self.held else (self.tokens[-1],)) + token_ids) if feed else ()
         return Test(self.epoch, self.committed_len, fed, self.held, token_ids, rows, None)
 
@@ -393,18 +367,17 @@ class Chain:
         self.epoch = self.epoch.next_round()
 
     def _forget_chain(self, out: list[Command]) -> None:
-        forgotten = self.chain_end - self.committed_len
-        if forgotten:
-            out.append(Count("wasted", forgotten))
-        self._runs.clear()
+        if self._waiting:
+            out.append(Count("wasted", len(self._waiting)))
+        self._waiting.clear()
         self._header = None
         self._plain_due = False
         self._limit = -1
 
-    def _flush(self, cause: str, out: list[Command]) -> None:
+    def _flush(self, out: list[Command]) -> None:
         """Report accepted tokens that have not been reported yet."""
         if self._unreported_kinds:
-            self._report(self.epoch, cause, out)
+            self._report(self.epoch, VerdictCause.TESTED, out)
 
     def _report(self, tested_epoch: Epoch, cause: str, out: list[Command]) -> None:
         kinds = tuple(self._unreported_kinds)
@@ -432,8 +405,10 @@ class Chain:
             self._expiries += 1
 
     def _wait(self, out: list[Command]) -> None:
-        """Keep exactly the timer that this state needs."""
-        idle = self.committed_len < self.commit_limit and not self._runs and self._draw_kind() is None
+        """Keep exactly the timer that this state needs; a test under way leaves it alone."""
+        if self._testing is not None:
+            return
+        idle = self.committed_len < self.commit_limit and not self._waiting and self._draw_kind() is None
         if not idle:
             self._timer = None
             return
@@ -442,7 +417,3 @@ class Chain:
             self._timer_count += 1
             self._timer = (kind, self._timer_count)
             out.append(StartTimer(kind, self._timer_count))
-
-
-def _row_fits(row: SparseRow, vocab_len: int) -> bool:
-    return all(0 <= token < vocab_len for token in row.token_ids)

@@ -1,0 +1,99 @@
+"""What becomes of a draft worker's message: pure functions of the message and of where the chain stands.
+
+They decide whether a message continues the chain, came too late, twice or too early, or cannot come from an honest
+drafter. They never look at a token except to see that it exists: what is tested must not depend on what was drawn.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from outrider.ids import Epoch, Mode, WorkerId
+from outrider.messages import Pass, Proposal, ProposalHeader, ProposeMessage
+from outrider.sampling import row_problem
+
+MAX_AHEAD = 1024
+"""Most tokens a chain may hold beyond the committed length, whatever a drafter claims."""
+
+
+class Fate(Enum):
+    """What becomes of a message."""
+
+    TAKEN = auto()
+    """It continues the chain."""
+    PARKED = auto()
+    """Its generation has not been announced yet."""
+    STALE = auto()
+    """Its epoch is over, or its worker is not the one attached."""
+    DUPLICATE = auto()
+    """The chain holds these positions already."""
+    GAP = auto()
+    """Something before it is missing."""
+    GARBAGE = auto()
+    """No honest drafter sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a message is compared with."""
+
+    epoch: Epoch
+    worker_id: WorkerId | None
+    mode: Mode
+    vocab_len: int
+    max_gamma: int
+    """Most tokens of a proposal that the orchestrator has asked for so far."""
+    chain_end: int
+    """Position the next proposal must start at."""
+    reported_len: int
+    """Committed length that the drafter can have been told."""
+    announced: int
+    """Tokens that a header has announced; 0: none."""
+
+
+def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) -> Fate:
+    """Sort a message by its epoch, then by its form, then by its place in the chain."""
+    if message.epoch.generation > standing.epoch.generation:
+        return Fate.PARKED
+    if message.epoch < standing.epoch or worker_id != standing.worker_id:
+        return Fate.STALE
+    if message.epoch > standing.epoch or not _is_sound(message, standing):
+        return Fate.GARBAGE
+    if message.base_len < standing.chain_end:
+        return Fate.DUPLICATE
+    if message.base_len > standing.chain_end or _misses_header(message, standing):
+        return Fate.GAP
+    return Fate.TAKEN
+
+
+def _is_sound(message: ProposeMessage, standing: Standing) -> bool:
+    match message:
+        case ProposalHeader():
+            return standing.mode.needs_rows and 0 < message.count <= standing.max_gamma
+        case Pass():
+            return message.until_len > message.base_len
+        case Proposal():
+            return _is_sound_proposal(message, standing)
+        case _:
+            assert_never(message)
+
+
+def _is_sound_proposal(proposal: Proposal, standing: Standing) -> bool:
+    count = len(proposal.token_ids)
+    end = proposal.base_len + count
+    return (
+        0 < count <= standing.max_gamma
+        and len(proposal.rows) == (count if standing.mode.needs_rows else 0)
+        and proposal.seen_len <= standing.reported_len
+        and end <= proposal.limit <= standing.reported_len + MAX_AHEAD
+        and all(0 <= token < standing.vocab_len for token in proposal.token_ids)
+        and not any(
+            row_problem(row, token, standing.vocab_len)
+            for row, token in zip(proposal.rows, proposal.token_ids, strict=False)
+        )
+    )
+
+
+def _misses_header(message: ProposeMessage, standing: Standing) -> bool:
+    """Whether a proposal that needs a header before it came without: the header was lost."""
+    return standing.mode.needs_rows and isinstance(message, Proposal) and standing.announced != len(message.token_ids)
