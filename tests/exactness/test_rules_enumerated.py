@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.ids import Mode
 from outrider.messages import SamplingParams, SparseRow
 from outrider.noise import Purpose, seed_key
-from outrider.sampling import History, draw_from_counts, greedy_token, one_hot_row, sparse_row, target_rows
+from outrider.sampling import History, draw_from_counts, one_hot_row, sparse_row, target_rows
 from outrider.verification import BlockRule, Draws, Judgement, Rule, TokenRule, rule_for
 from outrider.verification.rejection import draft_prob, probs_of, residual
 from outrider.verification.rule import passes
@@ -379,35 +379,3 @@ def test_draft_noise_that_repeats_after_a_rollback_is_caught(by_epoch: bool) -> 
     target = sequential_law(lambda _: [2 / 16, 5 / 16, 9 / 16], 3)
     distance = total_variation(law, target)
     assert distance < EXACT if by_epoch else distance > CAUGHT
-
-
-# --- the enumerator itself ------------------------------------------------------------------------------------------
-
-
-def test_the_enumerator_visits_every_outcome_once() -> None:
-    def run(source: EnumeratingSource) -> tuple[int, ...]:
-        first = source.pick(torch.tensor([1.0, 0.0, 3.0]), Purpose.TARGET, 0)
-        return (first, source.draw_counts(SparseRow((7, 5), (1 << 15, 1 << 15))) if first else 0)
-
-    assert enumerate_law(run) == {(0, 0): 0.25, (2, 7): 0.375, (2, 5): 0.375}
-
-
-def test_the_enumerator_refuses_code_with_randomness_of_its_own() -> None:
-    calls = iter(range(100))
-
-    def run(source: EnumeratingSource) -> tuple[int, ...]:
-        sides = 2 if next(calls) == 0 else 3
-        return (source.choose([(side, 1 / sides) for side in range(sides)]),)
-
-    with pytest.raises(RuntimeError, match="not deterministic"):
-        enumerate_law(run)
-
-
-def test_the_enumerator_refuses_to_run_for_ever() -> None:
-    with pytest.raises(RuntimeError, match="more than 4"):
-        enumerate_law(lambda source: (source.choose([(i, 0.125) for i in range(8)]),), max_paths=4)
-
-
-def test_the_toy_greedy_token_is_not_a_constant() -> None:
-    prefixes = [(i, j) for i in range(VOCAB) for j in range(VOCAB)]
-    assert len({greedy_token(TARGET.logits(prefix)[:VOCAB]) for prefix in prefixes}) > 1
