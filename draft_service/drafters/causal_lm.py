@@ -1,0 +1,210 @@
+"""Guesses with a causal language model: one decode pass for all sessions that draw, one token each.
+
+A session whose KV lags behind its text catches up first: a few tokens (corrections, a bonus) go into the decode pass
+with the last one; more go through prompt passes, a bounded number of them per token step, so that a long prompt does
+not hold up the others.
+
+KV of a proposal is reserved when it is planned. A session for which there is no room offers nothing, which depends on
+the other sessions' lengths only. Closed sessions' KV stays, least recently used first out, and is taken over by the
+same session's next opening up to the longest common prefix by ids.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from draft_service.drafters.protocol import (
+    DrafterInfo,
+    DraftSession,
+    Failed,
+    Guessed,
+    Outcome,
+    Plan,
+    Work,
+)
+from draft_service.drafters.sampling import Penalised, guess
+from draft_service.window import FOREVER
+from outrider.errors import FailedPrecondition
+from outrider.ids import SessionId, TokenClass
+from outrider.model.kv import num_blocks_for
+from outrider.model.runner import Feed, KvSlot, ModelRunner, Rows, prefill_plan
+
+MAX_DECODE_LAG = 8
+"""Tokens fed at once in a decode pass; measured there, nine rows cost what one costs. More lag is prompt work."""
+
+
+@dataclass(slots=True)
+class _Kv:
+    """A slot and the ids it was fed; both always have the same length."""
+
+    slot: KvSlot
+    ids: list[int] = field(default_factory=list)
+
+    def truncate(self, length: int) -> None:
+        """Forget positions at and past `length`."""
+        if length < self.slot.length:
+            self.slot.truncate(length)
+            del self.ids[length:]
+
+
+@dataclass(slots=True)
+class _State:
+    """One open session."""
+
+    session: DraftSession
+    kv: _Kv
+    penalised: Penalised
+    reserved_len: int = 0
+    """Tokens that KV blocks are promised for."""
+
+    @property
+    def promised_blocks(self) -> int:
+        """Blocks promised, and not taken yet."""
+        return max(0, num_blocks_for(self.reserved_len) - num_blocks_for(self.kv.slot.length))
+
+
+class CausalLm:
+    """The language-model drafter; see the module's head."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        vocab_len: int,
+        kind: str = "causal_lm",
+        prompt_passes: int = 1,
+        max_idle: int = 256,
+    ) -> None:
+        """Take over a runner.
+
+        Args:
+            runner: the draft model.
+            vocab_len: Length of the tokenizer's id range.
+            kind: Name of the drafter in descriptions and metrics.
+            prompt_passes: Most prompt passes per token step, over all sessions.
+            max_idle: Most closed sessions whose KV is kept.
+
+        Raises:
+            FailedPrecondition: the model has no rows for some of the vocabulary's ids.
+        """
+        info = runner.info
+        if info.vocab_size < vocab_len:
+            raise FailedPrecondition(
+                f"draft model {info.name} knows {info.vocab_size} ids, its vocabulary has {vocab_len}"
+            )
+        self.info = DrafterInfo(
+            kind, info.name, vocab_len, info.context_len, info.dtype, info.exactness, info.fingerprint
+        )
+        self._runner = runner
+        self._prompt_passes = prompt_passes
+        self._max_idle = max_idle
+        self._states: dict[SessionId, _State] = {}
+        self._idle: OrderedDict[SessionId, _Kv] = OrderedDict()
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    def open(self, session: DraftSession, ids: Sequence[int]) -> None:
+        """Begin a session with what its idle KV has in common with `ids`."""
+        kv = self._idle.pop(session.session_id, None) or _Kv(self._runner.new_slot())
+        kv.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(kv.ids, ids, strict=False))))
+        self._states[session.session_id] = _State(session, kv, Penalised(session.prompt_len))
+
+    def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
+        """Offer what fits into the model's context, if there is KV for it."""
+        state = self._states[session_id]
+        num = min(count, self.info.context_len - len(ids))
+        if num <= 0:
+            return Plan(0, FOREVER, "context_full")
+        if not self._reserve(state, len(ids) + num):
+            return Plan(0, len(ids) + 1, "kv_full")
+        return None if self._lag(state, ids) > MAX_DECODE_LAG else Plan(num)
+
+    def draw(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one decode pass, and as many prompt passes as are allowed."""
+        feeds: dict[int, Feed] = {}
+        passes_left = self._prompt_passes
+        for index, work in enumerate(batch):
+            feed = self._feed(self._states[work.session_id], work)
+            if feed is not None and feed.token_class is TokenClass.PROMPT:
+                passes_left -= 1
+                feed = feed if passes_left >= 0 else None
+            if feed is not None:
+                feeds[index] = feed
+        rows = dict(zip(feeds, self._forward(list(feeds.values())), strict=True))
+        for index, feed in feeds.items():
+            self._states[batch[index].session_id].kv.ids.extend(feed.token_ids)
+        return [self._outcome(work, rows.get(index)) for index, work in enumerate(batch)]
+
+    def rewind(self, session_id: SessionId, length: int) -> None:
+        """Lower the KV's length."""
+        state = self._states[session_id]
+        state.kv.truncate(length)
+        state.penalised.rewind(length)
+
+    def close(self, session_id: SessionId, keep: bool) -> None:
+        """Keep the session's KV among the idle ones, or free it."""
+        state = self._states.pop(session_id, None)
+        if state is None:
+            return
+        self._idle[session_id] = state.kv
+        if not keep or not state.kv.ids:
+            self._runner.free_slot(self._idle.pop(session_id).slot)
+        while len(self._idle) > self._max_idle:
+            self._evict()
+
+    # -- catching up and drawing -------------------------------------------------------------------------------------
+
+    def _lag(self, state: _State, ids: Sequence[int]) -> int:
+        """Return how many tokens must be fed for a row after `ids`: at least the last one."""
+        state.kv.truncate(len(ids) - 1)
+        return len(ids) - state.kv.slot.length
+
+    def _feed(self, state: _State, work: Work) -> Feed | None:
+        """Return a session's next feed; None if it needs none."""
+        ids, slot = work.ids, state.kv.slot
+        lag = self._lag(state, ids)
+        if lag > MAX_DECODE_LAG:
+            if work.count == 0 and not self._worth_catching_up(state, ids):
+                return None
+            start, end = prefill_plan(slot.length, len(ids) - 1)[0]
+            return Feed(slot, tuple(ids[start:end]), TokenClass.PROMPT, 0)
+        return Feed(slot, tuple(ids[slot.length :]), TokenClass.DECODE, 1) if work.count else None
+
+    def _worth_catching_up(self, state: _State, ids: Sequence[int]) -> bool:
+        return len(ids) < self.info.context_len and self._reserve(state, len(ids) + 1)
+
+    def _forward(self, feeds: list[Feed]) -> list[Rows]:
+        return self._runner.forward(feeds) if feeds else []
+
+    def _outcome(self, work: Work, rows: Rows | None) -> Outcome:
+        """Choose a session's token if its row is there."""
+        state = self._states[work.session_id]
+        if rows is None or not len(rows.logits):
+            behind = self._lag(state, work.ids) > MAX_DECODE_LAG and self._worth_catching_up(state, work.ids)
+            return Guessed(caught_up=not behind)
+        try:
+            history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
+            logits = rows.logits[:, : self.info.vocab_len]
+            return guess(logits, state.session, len(work.ids), work.epoch, history)
+        except Exception as error:  # one session's row or parameters must not take the others along
+            return Failed(error)
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, state: _State, length: int) -> bool:
+        """Promise KV for `length` tokens to a session, at the cost of idle ones; False if it is not there."""
+        promised = sum(other.promised_blocks for other in self._states.values() if other is not state)
+        needed = max(0, num_blocks_for(length) - num_blocks_for(state.kv.slot.length))
+        while self._runner.free_blocks < promised + needed and self._idle:
+            self._evict()
+        if self._runner.free_blocks < promised + needed:
+            state.reserved_len = 0
+            return False
+        state.reserved_len = length
+        return True
+
+    def _evict(self) -> None:
+        """Free the KV of the session that was closed longest ago."""
+        _, kv = self._idle.popitem(last=False)
+        self._runner.free_slot(kv.slot)

@@ -1,0 +1,89 @@
+"""From settings to a drafter that is ready; blocks for as long as the model takes to load."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoTokenizer
+
+from draft_service.config import DraftSettings
+from draft_service.drafters.causal_lm import CausalLm
+from draft_service.drafters.prompt_lookup import PromptLookup
+from draft_service.drafters.protocol import Drafter
+from draft_service.drafters.toy import noisy
+from outrider.errors import NotFound
+from outrider.messages import Vocabulary
+from outrider.model.loader import ModelSpec, locate
+from outrider.model.opening import open_model
+from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
+from outrider.model.vocabulary import vocabulary
+
+MAX_LOOKUP_LEN = 1 << 20
+"""Most tokens of a session that prompt lookup indexes."""
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A drafter, and the vocabulary it speaks."""
+
+    drafter: Drafter
+    vocabulary: Vocabulary
+
+
+def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    """Load what the settings ask for.
+
+    Args:
+        settings: of the worker.
+        on_progress: told about stages: name, finished fraction or None.
+
+    Raises:
+        NotFound: no such model.
+        FailedPrecondition: the model, or one of its settings, is not supported.
+    """
+    torch.set_num_threads(settings.threads)
+    match settings.drafter:
+        case "causal_lm":
+            return _causal_lm(settings, on_progress)
+        case "prompt_lookup":
+            return _prompt_lookup(settings, on_progress)
+        case "toy":
+            return _toy(settings)
+
+
+def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
+    opened = open_model(spec, num_blocks=settings.num_blocks, context_len=settings.context_len, on_progress=on_progress)
+    return Loaded(CausalLm(opened.runner, vocab_len=opened.vocabulary.size), opened.vocabulary)
+
+
+def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    source = locate(settings.model, on_progress)
+    on_progress("loading the tokenizer", None)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise NotFound(f"the tokenizer of {settings.model!r} cannot be loaded from {source}: {error}") from error
+    on_progress("loading the tokenizer", 1.0)
+    spoken = vocabulary(tokenizer)
+    drafter = PromptLookup(
+        spoken.size,
+        context_len=settings.context_len or MAX_LOOKUP_LEN,
+        min_ngram=settings.min_ngram,
+        max_ngram=settings.max_ngram,
+    )
+    return Loaded(drafter, spoken)
+
+
+def _toy(settings: DraftSettings) -> Loaded:
+    tokenizer = ToyTokenizer()
+    target = ToyLanguage(len(tokenizer), settings.toy_seed, settings.toy_order, settings.toy_sharpness)
+    runner = ToyRunner(
+        noisy(target, settings.toy_agreement),
+        context_len=settings.context_len or 4096,
+        num_blocks=settings.num_blocks,
+        delay_s=settings.toy_delay_s,
+    )
+    return Loaded(CausalLm(runner, vocab_len=len(tokenizer), kind="toy"), vocabulary(tokenizer))

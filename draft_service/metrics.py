@@ -1,0 +1,37 @@
+"""What the draft worker counts. Ratios are queries; no label ever names a session."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+STEP_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class DraftMetrics:
+    """The worker's counters, in a registry of their own; safe to use from every thread."""
+
+    def __init__(self) -> None:
+        """Make a registry, with all counters at 0."""
+        self.registry = CollectorRegistry()
+        self.drafted = self._counter("drafted_tokens", "Tokens drawn")
+        self.discarded = self._counter("discarded_tokens", "Tokens drawn and then forgotten: rejected or stale")
+        self.proposals = self._counter("proposals", "Proposals handed to a Propose stream")
+        self.late_commits = self._counter("late_commits", "Commits that changed nothing because they were late")
+        self.dropped = self._counter("dropped_messages", "Messages not sent: no stream to the verifier, or it is full")
+        self.hints = self._counter("rollback_hints", "Rollback hints received; the commit decides")
+        self.malformed = self._counter("malformed_messages", "Messages of peers that the protocol forbids")
+        self.passes = Counter(
+            "outrider_draft_passes", "Turns without a proposal, by reason", ["reason"], registry=self.registry
+        )
+        self.failures = Counter(
+            "outrider_draft_session_failures", "Sessions ended by an error, by cause", ["cause"], registry=self.registry
+        )
+        self.connects = Counter(
+            "outrider_draft_propose_connects", "Propose streams, by result", ["result"], registry=self.registry
+        )
+        self.sessions = Gauge("outrider_draft_sessions", "Sessions open", registry=self.registry)
+        self.degraded = Gauge("outrider_draft_degraded", "1 while the drafter does not answer", registry=self.registry)
+        self.step_s = Histogram(
+            "outrider_draft_step_seconds", "Duration of a token step", registry=self.registry, buckets=STEP_BUCKETS_S
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"outrider_draft_{name}", text, registry=self.registry)

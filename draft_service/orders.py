@@ -1,0 +1,85 @@
+"""What the model thread is told, and what it tells: the vocabulary of `draft_service.worker`."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from draft_service.session import SessionKey
+from outrider.errors import OutriderError
+from outrider.messages import DraftCommit, DraftOpen, DraftStatus, ProposeMessage, TargetFeatures
+
+# --- orders -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Begin a session, in place of an opening of a lower generation if there is one."""
+
+    opened: DraftOpen
+
+    @property
+    def key(self) -> SessionKey:
+        """Name of the opening."""
+        return SessionKey(self.opened.session_id, self.opened.epoch.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeCommit:
+    """Tell a session what was committed."""
+
+    key: SessionKey
+    commit: DraftCommit
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """End a session; answered by a last `Reported` and `Closed`."""
+
+    key: SessionKey
+    keep_kv: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveFeatures:
+    """Hand the target's hidden states to a drafter that takes them."""
+
+    features: TargetFeatures
+
+
+Order: TypeAlias = OpenSession | TakeCommit | CloseSession | GiveFeatures
+
+# --- reports ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message for the verifier at an address."""
+
+    verifier_address: str
+    message: ProposeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A status for a session's orchestrator."""
+
+    key: SessionKey
+    status: DraftStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A session was closed as ordered."""
+
+    key: SessionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A session ended by an error; it is closed here already."""
+
+    key: SessionKey
+    error: OutriderError
+    status: DraftStatus
+
+
+Report: TypeAlias = Outgoing | Reported | Closed | Died

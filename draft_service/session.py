@@ -1,0 +1,70 @@
+"""One session as the model thread sees it: its window, what is under way, and what was measured."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from draft_service.events import Begin, Draw
+from draft_service.window import Window
+from outrider.ids import Epoch, Generation, SessionId
+from outrider.messages import DraftStatus
+
+RECENT_TOKENS = 64
+"""Token steps that the reported time is the median of."""
+
+
+class SessionKey(NamedTuple):
+    """Names one opening of a session on this worker."""
+
+    session_id: SessionId
+    generation: Generation
+
+
+@dataclass(slots=True)
+class Session:
+    """State of one open session; touched by the model thread only."""
+
+    key: SessionKey
+    window: Window
+    verifier_address: str
+    ready: bool = False
+    """Whether the drafter has caught up with the prompt once."""
+    planning: Begin | None = None
+    """A proposal that waits for the drafter to catch up."""
+    drawing: Draw | None = None
+    """A proposal being drawn, with the tokens it still lacks."""
+    num_drafted: int = 0
+    num_discarded: int = 0
+    reported_at_s: float = 0.0
+    _epoch: Epoch = field(default_factory=Epoch)
+    _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TOKENS))
+
+    @property
+    def wants_work(self) -> bool:
+        """Whether a token step would do something for this session."""
+        return self.drawing is not None or self.planning is not None or not self.ready or self.window.wants_time
+
+    def drop_stale(self) -> bool:
+        """Forget work of an epoch that has ended; return whether the epoch is a new one."""
+        if self._epoch == self.window.epoch:
+            return False
+        self._epoch = self.window.epoch
+        self.planning = self.drawing = None
+        return True
+
+    def drew(self, num: int, step_s: float) -> None:
+        """Note that a token step of `step_s` seconds, shared with others, gave this session `num` tokens."""
+        self.num_drafted += num
+        self._token_s.append(step_s / num)
+
+    def status(self, drafter: str, missing_from: int = -1) -> DraftStatus:
+        """Return what was measured so far."""
+        return DraftStatus(
+            ready=self.ready,
+            draft_s_per_token=median(self._token_s) if self._token_s else 0.0,
+            num_drafted=self.num_drafted,
+            num_discarded=self.num_discarded,
+            drafter=drafter,
+            missing_from=missing_from,
+        )
