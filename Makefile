@@ -73,7 +73,7 @@ proto: venv ## generate outrider/v1 from protos/
 proto-check: venv
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	$(call generate,$$fresh) && \
-	diff -r -x __init__.py -x __pycache__ "$$fresh/outrider/v1" outrider/v1 \
+	diff -rq -x __init__.py -x __pycache__ "$$fresh/outrider/v1" outrider/v1 \
 	|| { echo "outrider/v1 is not what protos/ generates: run make proto" >&2; exit 1; }
 
 # The comparison needs the branch; a checkout without it says so.
