@@ -140,10 +140,10 @@ class Window:
             out.append(Send(self._proposal(draft)))
 
     def _proposal(self, draft: _Draft) -> Proposal:
+        """The window may have been narrowed since the proposal was begun: then the chain stands still where it ends."""
         token_ids = tuple(self.ids[draft.base_len :])
-        return Proposal(
-            self.session_id, self.epoch, draft.base_len, self.seen_len, self.limit, token_ids, tuple(draft.rows)
-        )
+        limit = max(self.limit, len(self.ids))
+        return Proposal(self.session_id, self.epoch, draft.base_len, self.seen_len, limit, token_ids, tuple(draft.rows))
 
     # -- commits ---------------------------------------------------------------------------------------------------
 
@@ -157,10 +157,12 @@ class Window:
             out.append(AskFrom(self.seen_len))
             return
         fresh = commit.token_ids[self.seen_len - commit.start :]
-        self.speculation = commit.speculation
         if commit.epoch > self.epoch:
+            self.speculation = commit.speculation
             self._restart(commit, fresh, out)
         elif fresh:
+            # A window moves only with a token: a chain that stands at its limit may be answered by a bonus.
+            self.speculation = commit.speculation
             self._confirm(fresh)
 
     def _confirm(self, fresh: Sequence[int]) -> None:

@@ -50,7 +50,7 @@ from orchestrator.events import (
     VerifierChosen,
     VerifierLost,
 )
-from outrider.errors import Unavailable
+from outrider.errors import ProtocolError, Unavailable
 from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Generation, TokenClass, WorkerId
 from outrider.messages import DecodeAttach, DecodeProgress, DraftCommit, Speculation, Verdict, VerdictCause
@@ -148,7 +148,11 @@ class Rounds:
         return min(self.plan.final_len, self.logged_len + MAX_AHEAD_OF_LOG, self.taken_len + MAX_AHEAD_OF_CLIENT)
 
     def step(self, event: Event) -> list[Command]:
-        """Take one event; return what must be done, in order. Late events change nothing."""
+        """Take one event; return what must be done, in order. Late events change nothing.
+
+        Raises:
+            ProtocolError: the generation is started twice.
+        """
         out: list[Command] = []
         if self._phase is _Phase.OVER:
             return out
@@ -168,12 +172,9 @@ class Rounds:
                 self._drafter_event(event, out)
             case VerifierLost() | VerifierChosen():
                 self._verifier_event(event, out)
-            case Cancelled():
+            case Cancelled() | Failed():
                 self._close(out)
-                self._end(Finish(FinishReason.CANCELLED), out)
-            case Failed():
-                self._close(out)
-                self._end(Fail(event.error), out)
+                self._end(Fail(event.error) if isinstance(event, Failed) else Finish(FinishReason.CANCELLED), out)
             case _:
                 assert_never(event)
         return out
@@ -181,6 +182,8 @@ class Rounds:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _start(self, event: Started, out: list[Command]) -> None:
+        if self._phase is not _Phase.IDLE:
+            raise ProtocolError("Started twice")
         self._phase = _Phase.RUNNING
         self.off_reason = event.off_reason
         self._open_both(event.verifier_id, event.drafter_id, out)
@@ -192,6 +195,7 @@ class Rounds:
         if drafter_id is not None:
             self._make_drafter(drafter_id)
         self._opened = self.generation
+        self.epoch = Epoch(self.generation)
         self._limit_told = self.commit_limit
         self._tuned_told = (self.speculation, self.patience_s)
         out.append(
@@ -206,7 +210,7 @@ class Rounds:
                 self.patience_s,
             )
         )
-        self._open_drafter(Epoch(self.generation), out)
+        self._open_drafter(self.epoch, out)
 
     def _make_drafter(self, worker_id: WorkerId) -> None:
         """Every drafter is the only one of its generation."""
@@ -227,7 +231,7 @@ class Rounds:
         """The one way tokens enter: continue exactly at the end, then log, then tell the drafter."""
         verdict = event.verdict
         known = len(self.tokens) - verdict.start
-        late = known > len(verdict.token_ids) or (known and verdict.next_epoch <= self.epoch)
+        late = known > len(verdict.token_ids) or (known > 0 and verdict.next_epoch <= self.epoch)
         if event.opened != self._opened or self._phase is not _Phase.RUNNING or late:
             out.append(Count("late_verdict"))
             return
@@ -264,9 +268,9 @@ class Rounds:
         if drafter is None or verdict.next_epoch.generation != drafter.generation:
             return
         if verdict.cause == VerdictCause.QUARANTINED:
-            self._lose_drafter("quarantined", out)
+            self._lose_drafter(drafter, "quarantined", out)
         elif self._patience_ran_out(verdict):
-            self._lose_drafter("slow", out)
+            self._lose_drafter(drafter, "slow", out)
         elif not drafter.opened:
             self._open_drafter(verdict.next_epoch, out)
         elif verdict.token_ids or verdict.cause != VerdictCause.ATTACHED:
@@ -321,7 +325,7 @@ class Rounds:
                     self._make_drafter(event.worker_id)
                     out.append(TellVerifier(DecodeAttach(self.generation, event.worker_id)))
             case DrafterLost() if running and drafter is not None and drafter.generation == event.generation:
-                self._lose_drafter(event.reason, out)
+                self._lose_drafter(drafter, event.reason, out)
             case DrafterAsked() if running and drafter is not None and drafter.generation == event.generation:
                 start = max(0, min(event.position, len(self.tokens)))
                 commit = DraftCommit(self.epoch, start, tuple(self.tokens[start:]), self.speculation)
@@ -329,11 +333,9 @@ class Rounds:
             case _:
                 out.append(Count("late_event"))
 
-    def _lose_drafter(self, reason: str, out: list[Command]) -> None:
+    def _lose_drafter(self, drafter: _Drafter, reason: str, out: list[Command]) -> None:
         """Go on without a drafter at once, and ask for another."""
-        drafter, self._drafter = self._drafter, None
-        if drafter is None:
-            return
+        self._drafter = None
         out.append(Count("drafter_lost"))
         self.off_reason = f"drafter_{reason}"
         self._lost_drafters.add(drafter.worker_id)
