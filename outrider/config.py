@@ -16,6 +16,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from outrider.errors import InvalidRequest
 
 PREFIX = "OUTRIDER_"
+SERVICE_PREFIXES = ("OUTRIDER_DRAFT_", "OUTRIDER_ORCHESTRATOR_", "OUTRIDER_VERIFY_")
+"""Variables behind another service's prefix are that service's to check."""
+SHARED_VARIABLES = frozenset({"OUTRIDER_CACHE"})
+"""Variables that are no service's setting: where models and probe results are kept."""
 
 
 class ServiceSettings(BaseSettings):
@@ -63,7 +67,9 @@ def _refuse_unknown(cls: type[ServiceSettings]) -> None:
     """Raise for the first `OUTRIDER_*` variable that names no field."""
     prefix = _prefix(cls)
     known = {prefix + name.upper() for name in cls.model_fields}
-    unknown = sorted(name for name in os.environ if name.upper().startswith(prefix) and name.upper() not in known)
+    others = tuple(other for other in SERVICE_PREFIXES if other != prefix)
+    ours = [name for name in os.environ if name.upper().startswith(PREFIX) and not name.upper().startswith(others)]
+    unknown = sorted(name for name in ours if name.upper() not in known | SHARED_VARIABLES)
     if unknown:
         name = unknown[0]
         close = difflib.get_close_matches(name, known, 1) or sorted(known)

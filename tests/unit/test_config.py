@@ -4,6 +4,7 @@ import os
 
 import pytest
 from pydantic import Field, ValidationError
+from pydantic_settings import SettingsConfigDict
 
 from outrider.config import ServiceSettings
 from outrider.errors import InvalidRequest
@@ -45,7 +46,30 @@ def test_an_unknown_variable_is_an_error_that_names_it_and_the_nearest_known(
     assert "OUTRIDER_" in caught.value.allowed
 
 
-def test_another_services_variable_is_unknown_here(monkeypatch: pytest.MonkeyPatch) -> None:
+class DraftLikeSettings(ServiceSettings):
+    """Settings behind a service's own prefix."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_", frozen=True, extra="forbid")
+
+
+def test_one_environment_holds_the_variables_of_several_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_VERIFY_ANYTHING", "1")
+    monkeypatch.setenv("OUTRIDER_CACHE", "/somewhere")
+    monkeypatch.setenv("OUTRIDER_DRAFT_LISTEN", "unix:/x")
+    assert DraftLikeSettings.load().listen == "unix:/x"
+
+
+@pytest.mark.parametrize("name", ["OUTRIDER_DRAFT_LISTNE", "OUTRIDER_DARFT_LISTEN", "OUTRIDER_LISTEN"])
+def test_a_variable_that_no_service_knows_is_refused_by_every_service(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "unix:/x")
+    with pytest.raises(InvalidRequest) as caught:
+        DraftLikeSettings.load()
+    assert caught.value.field == name
+
+
+def test_a_variable_without_a_service_is_refused_by_one_that_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_WINDOW", "3")
     with pytest.raises(InvalidRequest):
         ServiceSettings.load()
