@@ -1,0 +1,307 @@
+"""Runs one generation: feeds what happens to `orchestrator.rounds` and carries out what it answers.
+
+Everything that happens becomes an event in one queue, and one loop takes them in order; carrying a command out never
+waits. What has to wait is a task of the driver's `TaskGroup`: the streams (`peers`), the log (`journal`), the searches
+for workers (`search`), and a clock for retries and silence.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any, assert_never
+
+from orchestrator import metrics
+from orchestrator.commit import Commit, visible
+from orchestrator.events import (
+    AppendLog,
+    Cancelled,
+    ChooseDrafter,
+    ChooseVerifier,
+    CloseDrafter,
+    CloseVerifier,
+    Command,
+    Count,
+    DrafterAsked,
+    DrafterChosen,
+    Emit,
+    Event,
+    Fail,
+    Failed,
+    Finish,
+    Logged,
+    OpenDrafter,
+    OpenVerifier,
+    Started,
+    Taken,
+    TellDrafter,
+    TellVerifier,
+    VerdictArrived,
+    VerifierChosen,
+    VerifierLost,
+)
+from orchestrator.figures import Meter, round_of
+from orchestrator.job import Drained, Job, Reported, Settings
+from orchestrator.journal import Journal
+from orchestrator.peers import Peers
+from orchestrator.placement import Placement
+from orchestrator.rounds import Plan, Rounds
+from orchestrator.search import Search
+from orchestrator.tuning import Tuning
+from outrider.errors import Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
+from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
+from outrider.ids import Epoch
+from outrider.messages import Verdict
+from outrider.store.sessions import SessionStore
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+"""How often retries and silence are looked at."""
+
+
+class Driver:
+    """Runs one generation; see the module's head. `run` in a task, `events` for the client, `feed` from anywhere."""
+
+    def __init__(self, job: Job, commit: Commit, store: SessionStore, placement: Placement, settings: Settings) -> None:
+        """Make everything the generation needs; nothing is opened yet.
+
+        Args:
+            job: the generation.
+            commit: its committer, at the end of the log.
+            store: the session store.
+            placement: finds workers.
+            settings: what an operator set.
+        """
+        self._job, self._commit, self._placement, self._settings = job, commit, placement, settings
+        self._events: asyncio.Queue[Event | Reported | Drained] = asyncio.Queue()
+        # Bounded by the commit limit: the verifier stops a fixed number of tokens ahead of what was taken.
+        self._client: asyncio.Queue[GenerationEvent | OutriderError] = asyncio.Queue()
+        for event in job.greeting:
+            self._client.put_nowait(event)
+        self._journal = Journal(store, job, settings)
+        self._tuning = Tuning(job.choice, settings.limits)
+        self._meter = Meter(job.started_s)
+        self._peers = Peers(job, placement, self.feed, settings.generation_timeout_s)
+        self._search = Search(job, placement, self._peers, self.feed, settings)
+        speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
+        plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s)
+        self._rounds = Rounds(plan, commit)
+        self._off_reason = ""
+        self._told_epoch = Epoch()
+        self._round_s = job.started_s
+        self.ended = asyncio.Event()
+        """Set when nothing of the generation is left."""
+
+    # -- for the servicer ------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event | Reported | Drained) -> None:
+        """Add an event; never waits."""
+        self._events.put_nowait(event)
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
+        """Yield what the client is told, to the end.
+
+        Raises:
+            OutriderError: the generation failed.
+        """
+        while True:
+            item = await self._client.get()
+            if isinstance(item, OutriderError):
+                raise item
+            yield item
+            if isinstance(item, Chunk):
+                self.feed(Taken(item.start + len(item.token_ids)))
+            elif isinstance(item, Finished):
+                return
+
+    async def run(self) -> None:
+        """Run to the end; every error reaches the client, none the caller."""
+        metrics.RUNNING.inc()
+        drafter_id = self._job.drafter.worker_id if self._job.drafter is not None else None
+        self.feed(Started(self._job.verifier.worker_id, drafter_id, self._job.off_reason))
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                helpers = [
+                    self._tasks.create_task(self._guarded(self._journal.write(self._on_logged))),
+                    self._tasks.create_task(self._guarded(self._journal.keep_lease())),
+                    self._tasks.create_task(self._watch()),
+                ]
+                await self._loop()
+                for helper in helpers:
+                    helper.cancel()
+        except Exception as error:
+            log.exception("the generation of session %s failed", self._job.session_id)
+            self._client.put_nowait(Internal(f"the generation failed: {error!r}"))
+        finally:
+            metrics.RUNNING.dec()
+            self.ended.set()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        """Take events until the generation is over."""
+        while not self._rounds.over:
+            event = await self._events.get()
+            if isinstance(event, Reported):
+                self._on_report(event)
+            elif isinstance(event, Drained):
+                self._tasks.create_task(self._search.hand_over(event.opened))
+            else:
+                await self._step(event)
+
+    async def _step(self, event: Event) -> None:
+        """Give the machine one event and do what it answers; only the last command of all takes time."""
+        if isinstance(event, DrafterChosen | VerifierChosen):
+            await self._step(self._tuning.attached())
+        length = len(self._rounds.tokens)
+        commands = self._rounds.step(event)
+        if isinstance(event, VerdictArrived) and Count("late_verdict") not in commands:
+            self._on_verdict(event.verdict, length)
+        for command in commands:
+            self._carry_out(command)
+            if isinstance(command, Finish | Fail):
+                await self._end(command)
+        self._on_off_reason()
+
+    def _carry_out(self, command: Command) -> None:  # noqa: C901, PLR0912  (one line per command)
+        """Do what the machine asks; never waits."""
+        match command:
+            case OpenVerifier():
+                self._peers.open_verifier(command, self._tasks)
+                self._meter.add_engine(self._peers.verifier.fingerprint)
+            case TellVerifier():
+                self._peers.tell_verifier(command)
+            case CloseVerifier():
+                self._peers.close_verifier()
+            case OpenDrafter():
+                self._peers.open_drafter(command, self._tasks)
+                self._meter.drafter = self._peers.drafter_kind
+            case TellDrafter():
+                self._tell_drafter(command)
+            case CloseDrafter():
+                self._peers.close_drafter(command)
+            case ChooseDrafter():
+                self._tasks.create_task(self._search.drafter(len(self._rounds.tokens), command.exclude))
+            case ChooseVerifier():
+                self._tasks.create_task(self._search.verifier(command.exclude))
+            case AppendLog():
+                self._journal.append(command.token_ids, command.kinds)
+            case Emit():
+                self._emit(command.chunk)
+            case Count():
+                self._count(command.name)
+            case Finish() | Fail():
+                self._peers.close_all()
+            case _:
+                assert_never(command)
+
+    def _tell_drafter(self, command: TellDrafter) -> None:
+        """Pass a commit on, and note when it starts a new chain."""
+        if command.commit.epoch > self._told_epoch:
+            self._told_epoch = command.commit.epoch
+            self._tuning.restarted(command.commit.epoch, time.monotonic())
+        self._peers.tell_drafter(command)
+
+    def _emit(self, chunk: Chunk) -> None:
+        """Show the client what it does not have."""
+        seen = visible(chunk, self._job.next_position)
+        if seen is None:
+            self.feed(Taken(chunk.start + len(chunk.token_ids)))
+        else:
+            self._client.put_nowait(seen if self._job.return_origin else replace(seen, kinds=()))
+
+    # -- what is measured ------------------------------------------------------------------------------------------
+
+    def _on_verdict(self, verdict: Verdict, length: int) -> None:
+        """Count a verdict that was committed behind `length`, and let the policy look at it."""
+        now_s = time.monotonic()
+        committed = round_of(verdict, length - verdict.start, len(self._rounds.tokens) - length)
+        log.debug("session %s at %d: %s", self._job.session_id, len(self._rounds.tokens), committed)
+        if committed.kinds:
+            if self._meter.num_tokens:
+                metrics.TOKEN_S.observe((now_s - self._round_s) / len(committed.kinds))
+            else:
+                metrics.FIRST_TOKEN_S.observe(now_s - self._job.started_s)
+            self._round_s = now_s
+        metrics.count_round(committed)
+        self._meter.add_round(committed, now_s)
+        self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
+        tuned = self._tuning.observe(committed, now_s)
+        if tuned is not None:
+            self.feed(tuned)
+
+    def _on_report(self, report: Reported) -> None:
+        metrics.DRAFTED.inc(self._meter.add_status(report.generation, report.status))
+        self._tuning.observe_status(report.status)
+        if report.status.missing_from >= 0:
+            self.feed(DrafterAsked(report.generation, report.status.missing_from))
+
+    def _on_logged(self, length: int, seconds: float) -> None:
+        metrics.APPEND_S.observe(seconds)
+        self._meter.add_time("commit", seconds)
+        self.feed(Logged(length))
+
+    def _on_off_reason(self) -> None:
+        """Count a change of why nothing is drafted."""
+        reason = self._rounds.off_reason
+        if reason not in ("", self._off_reason):
+            metrics.OFF.labels(reason).inc()
+        self._off_reason = reason
+
+    def _count(self, name: str) -> None:
+        metrics.EVENTS.labels(name).inc()
+        if name == "drafter_lost":
+            reason = self._rounds.off_reason
+            self._search.lost(self._peers.drafter_id, reason)
+            self._client.put_nowait(Notice(name, f"decoding goes on without drafts: {reason}"))
+        elif name == "verifier_lost":
+            self._client.put_nowait(Notice(name, "another verifier is looked for"))
+
+    # -- tasks beside the loop -------------------------------------------------------------------------------------
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """Turn what the log and the lease cannot survive into an event; a deleted session is called off."""
+        try:
+            await work
+        except NotFound:
+            self.feed(Cancelled())
+        except OutriderError as error:
+            self.feed(Failed(error))
+
+    async def _watch(self) -> None:
+        """Look for a draft worker at intervals while there is none; give up a verifier that is silent for too long."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            length = len(self._rounds.tokens)
+            if self._search.due(self._rounds.off_reason):
+                self._tasks.create_task(self._search.drafter(length))
+            silent_s = time.monotonic() - self._peers.heard_s
+            if length >= self._rounds.commit_limit:
+                self._peers.heard_s = time.monotonic()
+            elif silent_s > self._settings.verdict_timeout_s:
+                self._peers.heard_s = time.monotonic()
+                self.feed(VerifierLost(self._peers.opened, "silent"))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def _end(self, last: Finish | Fail) -> None:
+        """Leave the session in order, then tell the client."""
+        self._meter.speculation_off = self._rounds.off_reason
+        self._meter.add_time("network", self._tuning.network_s)
+        error = last.error if isinstance(last, Fail) else None
+        if isinstance(error, Unavailable) and isinstance(self._peers.last_error, ResourceExhausted):
+            error = self._peers.last_error
+        if isinstance(last, Finish):
+            await self._journal.finish(last.reason, self._peers, self._rounds.epoch)
+        else:
+            await self._journal.release()
+        outcome = last.reason.name.lower() if isinstance(last, Finish) else last.error.reason.lower()
+        metrics.GENERATIONS.labels(outcome).inc()
+        figures = self._meter.figures(time.monotonic())
+        log.info("session %s ended (%s): %s", self._job.session_id, outcome, figures)
+        prompt_len = self._job.state.prompt_len
+        usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)
+        finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
+        self._client.put_nowait(finished or error or Internal("the generation ended without a reason"))

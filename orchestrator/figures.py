@@ -1,0 +1,173 @@
+"""How a generation went, counted from the verdicts that were committed and from what the drafters report. Pure.
+
+Only what was committed counts: a run that the commit function cut short counts up to its last committed token, and a
+late verdict not at all. A proposal that was never tested counts as drafted, never as tested or rejected.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.generation import Figures
+from outrider.ids import Epoch, Generation, TokenKind
+from outrider.messages import DraftStatus, Verdict, VerdictCause
+
+MAX_POSITIONS = 4096
+"""Distances from the start of an epoch that are counted one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One committed verdict, as the round log has it."""
+
+    epoch: Epoch
+    next_epoch: Epoch
+    cause: str
+    kinds: tuple[TokenKind, ...]
+    """Of the tokens that were committed."""
+    num_tested: int
+    num_accepted: int
+    verify_s: float
+    queue_s: float
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether its epoch ended with a rejection or a reset."""
+        if self.cause in (VerdictCause.RESET, VerdictCause.QUARANTINED):
+            return True
+        return self.num_accepted < self.num_tested or TokenKind.RECOVERED in self.kinds
+
+
+def round_of(verdict: Verdict, skipped: int, committed: int) -> Round:
+    """Return what of a verdict was committed.
+
+    Args:
+        verdict: as it arrived.
+        skipped: leading tokens that were known already.
+        committed: tokens after them that were taken; fewer than the rest if the generation ended in the run.
+    """
+    end = skipped + committed
+    kinds = verdict.kinds[skipped:end]
+    accepted, tested = kinds.count(TokenKind.ACCEPTED), verdict.num_tested
+    if skipped or end < len(verdict.token_ids):
+        tested = accepted + kinds.count(TokenKind.RECOVERED)
+    return Round(
+        verdict.epoch, verdict.next_epoch, verdict.cause, kinds, tested, accepted, verdict.verify_s, verdict.queue_s
+    )
+
+
+class Meter:
+    """Accumulates the figures of one generation."""
+
+    def __init__(self, started_s: float) -> None:
+        """Start counting.
+
+        Args:
+            started_s: when the request arrived, on the clock of all later times.
+        """
+        self._started_s = started_s
+        self._first_s = self._last_s = 0.0
+        self._num_tokens = 0
+        self._counts = dict.fromkeys(("rounds", "rollbacks", "tested", "accepted", "plain", "recovered", "bonus"), 0)
+        self._tested: list[int] = []
+        self._accepted: list[int] = []
+        self._depth = 0
+        self._epoch = Epoch()
+        self._times = {"queue": 0.0, "verify": 0.0, "network": 0.0, "commit": 0.0}
+        self._drafted: dict[Generation, DraftStatus] = {}
+        self._fingerprints: list[str] = []
+        self.guarantee_void = 0
+        self.num_stale = 0
+        self.speculation_off = ""
+        self.drafter = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens committed so far."""
+        return self._num_tokens
+
+    def add_round(self, committed: Round, now_s: float) -> None:
+        """Count a committed verdict."""
+        counts, kinds = self._counts, committed.kinds
+        counts["rounds"] += bool(kinds)
+        counts["rollbacks"] += committed.rolled_back
+        counts["tested"] += committed.num_tested
+        counts["accepted"] += committed.num_accepted
+        counts["plain"] += kinds.count(TokenKind.PLAIN)
+        counts["recovered"] += kinds.count(TokenKind.RECOVERED)
+        counts["bonus"] += kinds.count(TokenKind.BONUS)
+        self._times["queue"] += committed.queue_s
+        self._times["verify"] += committed.verify_s
+        self._add_positions(committed)
+        if kinds:
+            self._first_s = self._first_s or now_s
+            self._last_s = now_s
+            self._num_tokens += len(kinds)
+
+    def _add_positions(self, committed: Round) -> None:
+        """Count tests and acceptances by their distance from the start of their epoch."""
+        if committed.epoch != self._epoch:
+            self._epoch, self._depth = committed.epoch, 0
+        for index in range(committed.num_tested):
+            position = min(self._depth + index, MAX_POSITIONS - 1)
+            if position == len(self._tested):
+                self._tested.append(0)
+                self._accepted.append(0)
+            self._tested[position] += 1
+            self._accepted[position] += index < committed.num_accepted
+        self._depth += committed.num_accepted
+
+    def add_status(self, generation: Generation, status: DraftStatus) -> int:
+        """Note a drafter's latest report, whose counts are totals of its session; return what it drafted since."""
+        before = self._drafted.get(generation, DraftStatus()).num_drafted
+        self._drafted[generation] = status
+        self.drafter = status.drafter or self.drafter
+        return max(0, status.num_drafted - before)
+
+    def add_engine(self, fingerprint: str) -> None:
+        """Note the engine that verifies from now on."""
+        if fingerprint and self._fingerprints[-1:] != [fingerprint]:
+            self._fingerprints.append(fingerprint)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Add to the time of "network" or "commit"."""
+        self._times[name] += max(0.0, seconds)
+
+    def figures(self, now_s: float) -> Figures:
+        """Return everything counted so far."""
+        counts, tokens = self._counts, self._num_tokens
+        statuses = self._drafted.values()
+        return Figures(
+            num_rounds=counts["rounds"],
+            num_rollbacks=counts["rollbacks"],
+            num_drafted=sum(status.num_drafted for status in statuses),
+            num_tested=counts["tested"],
+            num_accepted=counts["accepted"],
+            tested_per_position=tuple(self._tested),
+            accepted_per_position=tuple(self._accepted),
+            num_stale=self.num_stale,
+            num_plain=counts["plain"],
+            num_recovered=counts["recovered"],
+            num_bonus=counts["bonus"],
+            tokens_per_second=_ratio(tokens - 1, self._last_s - self._first_s),
+            tokens_per_round=_ratio(tokens, counts["rounds"]),
+            draft_s=sum(status.num_drafted * status.draft_s_per_token for status in statuses),
+            network_s=self._times["network"],
+            queue_s=self._times["queue"],
+            verify_s=self._times["verify"],
+            commit_s=self._times["commit"],
+            time_to_first_token_s=max(0.0, self._first_s - self._started_s) if tokens else 0.0,
+            total_s=max(0.0, now_s - self._started_s),
+            speculation_off=self.speculation_off,
+            guarantee_void=self.guarantee_void,
+            engine_fingerprint=" -> ".join(self._fingerprints),
+            drafter=self.drafter,
+        )
+
+
+def seconds_per_token(times_s: Sequence[float], tokens: Sequence[int]) -> float:
+    """Return the time of rounds divided by the tokens they committed; 0 for none."""
+    return _ratio(sum(times_s), sum(tokens))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if part > 0 and whole > 0 else 0.0

@@ -1,0 +1,139 @@
+"""The writing end of one session's log, and the lease that goes with it.
+
+It keeps a mirror of the whole log and writes whatever of the mirror the store does not have yet: so an append that is
+repeated, one that the store took without answering, and one whose forerunners a failover lost are the same case.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.job import Job, Settings
+from orchestrator.peers import Peers
+from outrider.errors import NotFound, StoreError, StoreUnavailable
+from outrider.ids import Epoch, FinishReason, TokenClass, TokenKind
+from outrider.store.errors import LogGap
+from outrider.store.records import KvLocation, SessionStatus
+from outrider.store.sessions import SessionStore
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class Journal:
+    """Appends in order, in the background; for one generation under one lease."""
+
+    def __init__(self, store: SessionStore, job: Job, settings: Settings) -> None:
+        """Take over what the log holds already.
+
+        Args:
+            store: the session store.
+            job: the session, its log and its lease.
+            settings: the lease's time, and how long the store may be away before the generation fails.
+        """
+        self._store, self._session_id, self._fence = store, job.session_id, job.fence
+        self._deadline_s, self._lease_ttl_s = settings.store_deadline_s, settings.lease_ttl_s
+        self._token_ids, self._classes = list(job.token_ids), list(job.classes)
+        self._kinds = bytearray(job.kinds or bytes(len(job.token_ids)))
+        self._logged = len(job.token_ids)
+        self._more = asyncio.Event()
+
+    def append(self, token_ids: Sequence[int], kinds: Sequence[TokenKind]) -> None:
+        """Add generated tokens to the mirror; they are written in the background."""
+        self._token_ids.extend(token_ids)
+        self._classes.extend([TokenClass.DECODE] * len(token_ids))
+        self._kinds.extend(kinds or bytes(len(token_ids)))
+        self._more.set()
+
+    async def write(self, on_logged: Callable[[int, float], None]) -> None:
+        """Write until cancelled.
+
+        Args:
+            on_logged: told the log's new length and the seconds that writing took, after every append.
+
+        Raises:
+            StoreUnavailable: the store was not reached for the deadline.
+            LeaseLost: a newer owner has the session.
+            StoreError: the store refused for another reason.
+        """
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            while self._logged < len(self._token_ids):
+                started_s = time.monotonic()
+                await self._append_rest()
+                on_logged(self._logged, time.monotonic() - started_s)
+
+    async def _append_rest(self) -> None:
+        """Append all that the store lacks, trying again with growing pauses while it cannot be reached."""
+        give_up_s = time.monotonic() + self._deadline_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            start = self._logged
+            try:
+                self._logged = await self._store.append(
+                    self._session_id,
+                    self._fence,
+                    start,
+                    self._token_ids[start:],
+                    self._classes[start:],
+                    bytes(self._kinds[start:]),
+                )
+                return
+            except LogGap as gap:
+                log.warning("the log of %s lost its tail at %d; writing it again", self._session_id, gap.length)
+                self._logged = gap.length
+            except StoreUnavailable:
+                if time.monotonic() + pause_s > give_up_s:
+                    raise
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def keep_lease(self) -> None:
+        """Renew the lease every third of its time until cancelled.
+
+        An outage is outlived: what is written is fenced all the same.
+
+        Raises:
+            LeaseLost: a newer owner has the session.
+            StoreError: the session is gone.
+        """
+        while True:
+            await asyncio.sleep(self._lease_ttl_s / 3)
+            try:
+                await self._store.renew_lease(self._session_id, self._fence, self._lease_ttl_s)
+            except StoreUnavailable as error:
+                log.debug("the lease of %s is not renewed: %s", self._session_id, error)
+
+    async def finish(self, reason: FinishReason, peers: Peers, epoch: Epoch) -> None:
+        """Note that the generation is over and where its KV lies, and give the lease up.
+
+        One that was called off stays resumable. Failing here changes nothing that was promised: the tokens are in the
+        log, and whoever opens the session finds its end in them.
+        """
+        try:
+            if reason is not FinishReason.CANCELLED:
+                await self._store.update_state(
+                    self._session_id,
+                    self._fence,
+                    status=SessionStatus.FINISHED,
+                    finish_reason=reason,
+                    verifier_id=peers.verifier.worker_id,
+                    draft_id=peers.drafter_id,
+                )
+                location = KvLocation(peers.verifier.worker_id, len(self._token_ids) - 1, epoch)
+                await self._store.put_kv_location(self._session_id, self._fence, location)
+        except (NotFound, StoreError) as error:
+            log.warning("the end of session %s is not in the store: %s", self._session_id, error)
+        await self.release()
+
+    async def release(self) -> None:
+        """Give the lease up, if it is still ours."""
+        try:
+            await self._store.release_lease(self._session_id, self._fence)
+        except (NotFound, StoreError) as error:
+            log.debug("the lease of session %s is not released: %s", self._session_id, error)

@@ -1,0 +1,222 @@
+"""The two workers of one generation: their streams, what the machine says on them, and what comes back as events.
+
+Nothing here waits: each stream is a task of the driver's group, and every end that was not asked for becomes one
+`VerifierLost` or `DrafterLost`.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from orchestrator import metrics
+from orchestrator.events import (
+    CloseDrafter,
+    DrafterLost,
+    Event,
+    OpenDrafter,
+    OpenVerifier,
+    TellDrafter,
+    TellVerifier,
+    VerdictArrived,
+    VerifierLost,
+)
+from orchestrator.job import Drained, Job, Reported
+from orchestrator.placement import Placement
+from orchestrator.wire import Wire
+from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
+from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
+from outrider.errors import OutriderError, Unavailable
+from outrider.ids import Generation, WorkerId
+from outrider.messages import (
+    DecodeClose,
+    DecodeOpen,
+    DecodeRequestMessage,
+    DecodeResponseMessage,
+    DraftClose,
+    DraftOpen,
+    DraftRequestMessage,
+    DraftResponseMessage,
+    Draining,
+    WorkerDescription,
+)
+from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DecodeWire = Wire[DecodeRequestMessage, DecodeResponseMessage]
+DraftWire = Wire[DraftRequestMessage, DraftResponseMessage]
+
+
+class Feed(Protocol):
+    """Takes events; never waits."""
+
+    def __call__(self, event: Event | Reported | Drained) -> None:
+        """Add an event to the driver's queue."""
+        ...
+
+
+class Peers:
+    """The open streams of one generation."""
+
+    def __init__(self, job: Job, placement: Placement, feed: Feed, timeout_s: float) -> None:
+        """Open nothing yet.
+
+        Args:
+            job: the generation.
+            placement: has the channels, and is told of failures.
+            feed: takes what happens.
+            timeout_s: deadline of each stream.
+        """
+        self._job, self._placement, self._feed, self._timeout_s = job, placement, feed, timeout_s
+        self.known: dict[WorkerId, WorkerDescription] = {job.verifier.worker_id: job.verifier}
+        """Workers that were chosen for this generation."""
+        if job.drafter is not None:
+            self.known[job.drafter.worker_id] = job.drafter
+        self.verifier = job.verifier
+        """The one opened last."""
+        self.drafter_id = WorkerId("")
+        self.drafter_kind = ""
+        self.opened = Generation()
+        """Generation in which the open `Decode` stream was opened."""
+        self.heard_s = time.monotonic()
+        """When the verifier was last heard of, or opened."""
+        self.last_error: OutriderError | None = None
+        """Why a verifier was lost last."""
+        self._decode: DecodeWire | None = None
+        self._drafts: dict[Generation, DraftWire] = {}
+
+    def open_verifier(self, command: OpenVerifier, tasks: asyncio.TaskGroup) -> None:
+        """Open `Decode`."""
+        worker, opened = self.known[command.worker_id], command.generation
+        wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
+        self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
+        stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address))
+        run = wire.run(
+            lambda: stub.Decode(timeout=self._timeout_s),
+            lambda heard: self._from_verifier(opened, heard),
+            lambda error: self._lose_verifier(opened, worker.worker_id, error),
+        )
+        tasks.create_task(run)
+
+    def tell_verifier(self, command: TellVerifier) -> None:
+        """Say something on `Decode`."""
+        if self._decode is None:
+            return
+        try:
+            self._decode.send(command.message)
+        except Unavailable as error:
+            self._lose_verifier(self.opened, self.verifier.worker_id, error)
+
+    def close_verifier(self) -> None:
+        """Close `Decode`."""
+        if self._decode is not None:
+            self._decode.close(DecodeClose())
+            metrics.MALFORMED.labels("verifier").inc(self._decode.num_malformed)
+            self._decode = None
+
+    def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
+        """Open `Draft`."""
+        worker, generation = self.known[command.worker_id], command.epoch.generation
+        opening = _draft_open(self._job, command, self.verifier)
+        wire = DraftWire(opening, draft_request_to_proto, draft_response_from_proto)
+        self._drafts[generation] = wire
+        self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
+        stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address))
+        run = wire.run(
+            lambda: stub.Draft(timeout=self._timeout_s),
+            lambda heard: self._from_drafter(generation, heard),
+            lambda error: self._lose_drafter(generation, worker.worker_id, error),
+        )
+        tasks.create_task(run)
+
+    def tell_drafter(self, command: TellDrafter) -> None:
+        """Say something on `Draft`."""
+        generation = command.commit.epoch.generation
+        wire = self._drafts.get(generation)
+        if wire is None:
+            return
+        try:
+            wire.send(command.commit)
+        except Unavailable:
+            self._feed(DrafterLost(generation, "stuck"))
+
+    def close_drafter(self, command: CloseDrafter) -> None:
+        """Close `Draft`."""
+        wire = self._drafts.pop(command.generation, None)
+        if wire is not None:
+            wire.close(DraftClose())
+            metrics.MALFORMED.labels("drafter").inc(wire.num_malformed)
+
+    def close_all(self) -> None:
+        """Close what is still open."""
+        self.close_verifier()
+        for generation in list(self._drafts):
+            self.close_drafter(CloseDrafter(generation))
+
+    # -- what comes back -------------------------------------------------------------------------------------------
+
+    def _from_verifier(self, opened: Generation, heard: DecodeResponseMessage) -> None:
+        if opened == self.opened:
+            self.heard_s = time.monotonic()
+        if isinstance(heard, Draining):
+            self._feed(Drained(opened))
+        else:
+            self._placement.succeeded(self.verifier.worker_id)
+            self._feed(VerdictArrived(opened, heard))
+
+    def _from_drafter(self, generation: Generation, heard: DraftResponseMessage) -> None:
+        if isinstance(heard, Draining):
+            self._feed(DrafterLost(generation, "draining"))
+        else:
+            self._feed(Reported(generation, heard))
+
+    def _lose_verifier(self, opened: Generation, worker_id: WorkerId, error: OutriderError) -> None:
+        log.info("session %s lost verifier %s: %s", self._job.session_id, worker_id, error)
+        self.last_error = error
+        self._placement.failed(worker_id)
+        self._feed(VerifierLost(opened, error.reason.lower()))
+
+    def _lose_drafter(self, generation: Generation, worker_id: WorkerId, error: OutriderError) -> None:
+        log.info("session %s lost draft worker %s: %s", self._job.session_id, worker_id, error)
+        self._drafts.pop(generation, None)
+        self._placement.failed(worker_id)
+        self._feed(DrafterLost(generation, error.reason.lower()))
+
+
+def _decode_open(job: Job, command: OpenVerifier) -> DecodeOpen:
+    state = job.state
+    return DecodeOpen(
+        session_id=job.session_id,
+        generation=command.generation,
+        token_ids=command.token_ids,
+        classes=command.classes,
+        mode=state.mode,
+        sampling=state.sampling,
+        key=state.key,
+        sample_index=state.sample_index,
+        prompt_len=state.prompt_len,
+        num_logprobs=state.num_logprobs,
+        commit_limit=command.commit_limit,
+        speculation=command.speculation,
+        patience_s=command.patience_s,
+        worker_id=command.drafter_id or WorkerId(""),
+    )
+
+
+def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription) -> DraftOpen:
+    state = job.state
+    return DraftOpen(
+        session_id=job.session_id,
+        epoch=command.epoch,
+        token_ids=command.token_ids,
+        mode=state.mode,
+        sampling=state.sampling,
+        draft_key=job.draft_key,
+        speculation=command.speculation,
+        verifier_id=verifier.worker_id,
+        verifier_address=verifier.address,
+        sample_index=state.sample_index,
+        prompt_len=state.prompt_len,
+        max_len=job.final_len,
+    )

@@ -1,0 +1,280 @@
+"""Which verifier and which draft worker serve a session, and the channels to them.
+
+Workers come from the registry or from fixed addresses. A verifier is chosen by the KV it holds of the session, then by
+load; a draft worker must share the verifier's vocabulary, then load decides; equals are drawn by lot. Workers that are
+draining, excluded by the caller, or failed a moment ago are left out.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from outrider.codec import types as t
+from outrider.errors import OutriderError, Unavailable, VocabularyMismatch
+from outrider.ids import WorkerId
+from outrider.messages import WorkerDescription
+from outrider.rpc import channel, rpc_errors
+from outrider.store.registry import Registry
+from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+FIRST_BREAK_S = 0.5
+"""A worker is left out so long after a failure, twice as long after each further one in a row."""
+LONGEST_BREAK_S = 15.0
+DESCRIBE_TIMEOUT_S = 2.0
+
+
+class WorkerSource(Protocol):
+    """Where workers are found."""
+
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        """Return the reachable workers of a role; waits for I/O. Repeatable."""
+        ...
+
+
+class Channels:
+    """One channel per address, kept until closed."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def to(self, address: str) -> grpc.aio.Channel:
+        """Return the channel to an address; it connects with its first call."""
+        if address not in self._channels:
+            self._channels[address] = channel(address)
+        return self._channels[address]
+
+    async def close(self) -> None:
+        """Close all; calls that run are cancelled."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(each.close() for each in channels.values()))
+
+
+class RegistrySource:
+    """Workers that announce themselves."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        """Return the workers of a role.
+
+        Raises:
+            StoreUnavailable: the registry is not reached.
+        """
+        return await self._registry.workers(role)
+
+
+class StaticSource:
+    """Workers at fixed addresses, asked to describe themselves; one that does not answer is left out."""
+
+    def __init__(self, addresses: Mapping[str, Sequence[str]], channels: Channels, fresh_s: float = 1.0) -> None:
+        """Keep the addresses.
+
+        Args:
+            addresses: by role, "verify" and "draft".
+            channels: to reach them.
+            fresh_s: seconds that an answer is used again.
+        """
+        self._addresses = addresses
+        self._channels = channels
+        self._fresh_s = fresh_s
+        self._known: dict[tuple[str, str], tuple[float, WorkerDescription | None]] = {}
+
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        """Return the workers of a role that answer."""
+        found = await asyncio.gather(*(self._describe(role, each) for each in self._addresses.get(role, ())))
+        return [worker for worker in found if worker is not None]
+
+    async def _describe(self, role: str, address: str) -> WorkerDescription | None:
+        asked_s, worker = self._known.get((role, address), (-self._fresh_s, None))
+        if time.monotonic() - asked_s < self._fresh_s:
+            return worker
+        try:
+            worker = await describe(role, self._channels.to(address))
+        except OutriderError as error:
+            log.debug("%s worker at %s does not answer: %s", role, address, error)
+            worker = None
+        self._known[role, address] = (time.monotonic(), worker)
+        return worker
+
+
+async def describe(role: str, to: grpc.aio.Channel) -> WorkerDescription:
+    """Ask a worker to describe itself.
+
+    Args:
+        role: "verify" or "draft".
+        to: channel to it.
+
+    Raises:
+        OutriderError: it cannot be reached, does not answer in time, or answers nonsense.
+    """
+    with rpc_errors():
+        if role == "verify":
+            request = verify_pb2.VerifyServiceDescribeRequest()
+            verify = verify_pb2_grpc.VerifyServiceStub(to)
+            return t.description_from_proto((await verify.Describe(request, timeout=DESCRIBE_TIMEOUT_S)).worker)
+        draft = draft_pb2_grpc.DraftServiceStub(to)
+        answer = await draft.Describe(draft_pb2.DraftServiceDescribeRequest(), timeout=DESCRIBE_TIMEOUT_S)
+        return t.description_from_proto(answer.worker)
+
+
+def check_pair(verifier: WorkerDescription, drafter: WorkerDescription) -> None:
+    """Require that two workers share the token -> id map; padded sizes play no part.
+
+    Raises:
+        VocabularyMismatch: they do not; names both.
+    """
+    ours, theirs = verifier.vocabulary, drafter.vocabulary
+    if ours.fingerprint != theirs.fingerprint:
+        raise VocabularyMismatch(
+            f"draft worker {drafter.worker_id} ({drafter.model}, {theirs.size} ids, map {theirs.fingerprint[:12]}) and "
+            f"verifier {verifier.worker_id} ({verifier.model}, {ours.size} ids, map {ours.fingerprint[:12]}) have "
+            "different vocabularies"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a session needs of a draft worker."""
+
+    kind: str = ""
+    """Kind of drafter; empty: any."""
+    length: int = 0
+    """Tokens it must hold, so that there is room for at least one more."""
+    exclude: Collection[WorkerId] = ()
+
+
+@dataclass(slots=True)
+class _Break:
+    """A worker's failures in a row."""
+
+    count: int = 0
+    until_s: float = field(default=0.0)
+
+
+class Placement:
+    """Chooses workers; one per process, shared by all sessions."""
+
+    def __init__(
+        self,
+        source: WorkerSource,
+        channels: Channels,
+        lot: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Keep where workers are found.
+
+        Args:
+            source: where.
+            channels: to reach them; closed by the caller.
+            lot: decides between equals.
+            clock: seconds, for breaks after failures.
+        """
+        self._source = source
+        self.channels = channels
+        self._lot = lot or random.Random()
+        self._clock = clock
+        self._breaks: dict[WorkerId, _Break] = {}
+        self._told_mismatch: set[str] = set()
+
+    async def verifiers(self, model: str = "") -> list[WorkerDescription]:
+        """Return the verifiers that can be placed now, of one model if it is named."""
+        found = await self._source.workers("verify")
+        return [worker for worker in found if self._usable(worker) and model in ("", worker.model)]
+
+    async def drafters(self, verifier: WorkerDescription) -> list[WorkerDescription]:
+        """Return the draft workers that can be paired with a verifier now; others are skipped, and named once."""
+        return [
+            worker
+            for worker in await self._source.workers("draft")
+            if self._usable(worker) and self._pairs(verifier, worker)
+        ]
+
+    async def choose_verifier(
+        self,
+        model: str,
+        exclude: Collection[WorkerId] = (),
+        resident: Mapping[WorkerId, int] | None = None,
+        fingerprint: str = "",
+    ) -> WorkerDescription:
+        """Choose a verifier: most resident KV, then the engine named, then least load, then by lot.
+
+        Args:
+            model: its model.
+            exclude: workers to avoid; taken all the same if there is no other.
+            resident: tokens of the session's KV by worker.
+            fingerprint: engine that a seeded session began on.
+
+        Raises:
+            Unavailable: there is none.
+            StoreUnavailable: the registry is not reached.
+        """
+        found = await self.verifiers(model)
+        candidates = [worker for worker in found if worker.worker_id not in exclude] or found
+        if not candidates:
+            raise Unavailable(f"no verifier of model {model!r} can be reached")
+        kept = resident or {}
+
+        def rank(worker: WorkerDescription) -> tuple[float, ...]:
+            moved = fingerprint not in ("", worker.fingerprint)
+            return (_full(worker), moved, -kept.get(worker.worker_id, 0), _load(worker), self._lot.random())
+
+        return min(candidates, key=rank)
+
+    async def choose_drafter(self, verifier: WorkerDescription, wanted: Wanted) -> tuple[WorkerDescription | None, str]:
+        """Choose a draft worker by load, then by lot; else None and why: "no_drafter" or "drafter_context".
+
+        Raises:
+            StoreUnavailable: the registry is not reached.
+        """
+        found = [
+            worker
+            for worker in await self.drafters(verifier)
+            if worker.worker_id not in wanted.exclude and wanted.kind in ("", worker.drafter)
+        ]
+        fitting = [worker for worker in found if worker.context_len > wanted.length and not _full(worker)]
+        if not fitting:
+            return None, "drafter_context" if found and not any(map(_full, found)) else "no_drafter"
+        return min(fitting, key=lambda worker: (_load(worker), self._lot.random())), ""
+
+    def failed(self, worker_id: WorkerId) -> None:
+        """Leave a worker out for a while."""
+        entry = self._breaks.setdefault(worker_id, _Break())
+        pause_s = min(LONGEST_BREAK_S, FIRST_BREAK_S * 2**entry.count)
+        entry.count += 1
+        entry.until_s = self._clock() + pause_s
+
+    def succeeded(self, worker_id: WorkerId) -> None:
+        """Forget a worker's failures."""
+        self._breaks.pop(worker_id, None)
+
+    def _usable(self, worker: WorkerDescription) -> bool:
+        entry = self._breaks.get(worker.worker_id)
+        return not worker.draining and (entry is None or entry.until_s <= self._clock())
+
+    def _pairs(self, verifier: WorkerDescription, drafter: WorkerDescription) -> bool:
+        try:
+            check_pair(verifier, drafter)
+        except VocabularyMismatch as error:
+            if error.message not in self._told_mismatch:
+                self._told_mismatch.add(error.message)
+                log.warning("not paired: %s", error)
+            return False
+        return True
+
+
+def _load(worker: WorkerDescription) -> float:
+    return worker.load / max(1, worker.capacity)
+
+
+def _full(worker: WorkerDescription) -> bool:
+    """Whether a worker says it has no room; a capacity of 0 is unknown."""
+    return 0 < worker.capacity <= worker.load
