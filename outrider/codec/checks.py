@@ -99,8 +99,11 @@ PEER = Checks(_protocol_error)
 
 
 def duration(seconds: float) -> Duration:
-    """Turn seconds, >= 0, into a duration, rounded to nanoseconds."""
-    nanos = round(seconds * 1e9)
+    """Turn finite seconds into a duration, rounded to nanoseconds.
+
+    A difference of measured times may come out slightly below 0; it is sent as 0, which every receiver accepts.
+    """
+    nanos = max(0, round(seconds * 1e9))
     return Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
 
 

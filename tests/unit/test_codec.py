@@ -319,3 +319,8 @@ def test_a_long_bad_value_is_shortened_in_its_message() -> None:
     with pytest.raises(ProtocolError) as caught:
         PEER.require(False, "field", list(range(10_000)), "something else")
     assert len(caught.value.message) < 300
+
+
+def test_a_measured_time_slightly_below_zero_is_sent_as_zero() -> None:
+    figures = generation.figures_from_proto(generation.figures_to_proto(Figures(network_s=-1e-7)))
+    assert figures.network_s == 0.0
