@@ -130,9 +130,9 @@ class Engine:
         return self._roster.num_waiting
 
     @property
-    def free_blocks(self) -> int:
-        """KV blocks that are free, or hold only what may be given up."""
-        return self._residence.available_blocks
+    def kv_usage(self) -> float:
+        """Fraction of the KV pool that is in use, idle KV included."""
+        return 1.0 - self._runner.free_blocks / self._runner.info.num_blocks
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

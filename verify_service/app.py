@@ -1,0 +1,194 @@
+"""One verifier: server, engine, heartbeat; everything of the process but its signals.
+
+Health is NOT_SERVING from the start, SERVING once the model is loaded and probed, and NOT_SERVING again while it drains
+and after the engine has broken.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+
+from outrider.errors import Internal, OutriderError
+from outrider.ids import WorkerId
+from outrider.messages import WorkerDescription
+from outrider.rpc import RpcServer
+from outrider.store.connect import open_client
+from outrider.store.registry import Registry, keep_announced
+from outrider.v1 import verify_pb2_grpc
+from verify_service.config import VerifySettings
+from verify_service.engine import Engine, EngineSettings
+from verify_service.inbox import Stop
+from verify_service.loading import Loaded, Progress, load_target
+from verify_service.metrics import VerifyMetrics
+from verify_service.roster import Limits
+from verify_service.servicer import SERVICE_NAME, Serving, VerifyServicer
+
+STOP_TIMEOUT_S = 2.0
+"""How long the engine's thread may take to end."""
+
+log = logging.getLogger(__name__)
+
+
+class VerifyApp:
+    """A verifier from start to stop. Use `start`, `run` until cancelled, then `drain` and `stop`."""
+
+    def __init__(
+        self, settings: VerifySettings, load: Callable[[VerifySettings, Progress], Loaded] = load_target
+    ) -> None:
+        """Keep the settings; needs a running event loop.
+
+        Args:
+            settings: of the verifier.
+            load: opens the model; called once, on a thread of its own.
+        """
+        self.settings = settings
+        fresh = f"verify-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.worker_id = WorkerId(settings.worker_id or fresh)
+        self.server = RpcServer()
+        self.address = ""
+        """Where it listens, once started."""
+        self.ready = asyncio.Event()
+        """Set once sessions are served."""
+        self.engine: Engine | None = None
+        self._load = load
+        self._servicer = VerifyServicer()
+        self.metrics = VerifyMetrics(self._servicer)
+        self._loaded: Loaded | None = None
+        self._draining = False
+        self._loop = asyncio.get_running_loop()
+        self._death: asyncio.Future[None] = self._loop.create_future()
+
+    async def start(self) -> None:
+        """Listen; health is NOT_SERVING."""
+        verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._servicer, self.server.server)
+        self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        log.info("verifier %s listens on %s", self.worker_id, self.address)
+
+    async def run(self) -> None:
+        """Load the model, then serve until cancelled.
+
+        Raises:
+            OutriderError: the model cannot be loaded.
+            ExceptionGroup: the engine broke, or the heartbeat.
+        """
+        loaded = self._loaded = await self._load_model()
+        engine = self.engine = Engine(loaded.runner, loaded.vocabulary.size, self._engine_settings())
+        self.metrics.watch(engine)
+        engine.start(self._engine_ended)
+        try:
+            info = loaded.runner.info
+            self._servicer.open_for_business(Serving(engine, loaded.vocabulary, info.context_len, self.describe))
+            await self.server.set_serving(not self._draining)
+            self.ready.set()
+            log.info("verifying with %s, %s, row classes %s", info.name, info.exactness, info.row_classes)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._announce())
+                await self._death
+        finally:
+            await self.server.set_serving(False)
+            engine.post(Stop())
+            await asyncio.to_thread(engine.join, STOP_TIMEOUT_S)
+
+    async def drain(self) -> None:
+        """Let no new session in, tell the running ones, and wait for them to end."""
+        self._draining = True
+        self._servicer.start_draining("the verifier is stopping")
+        await self._servicer.empty.wait()
+
+    def describe(self) -> WorkerDescription:
+        """Return the verifier's present description; only once it is ready.
+
+        Raises:
+            Internal: it is not.
+        """
+        if self._loaded is None or self.engine is None:
+            raise Internal("a verifier without a model was asked to describe itself")
+        info = self._loaded.runner.info
+        return WorkerDescription(
+            worker_id=self.worker_id,
+            role="verify",
+            address=self.settings.advertise or self.address,
+            model=self.settings.model,
+            vocabulary=self._loaded.vocabulary,
+            context_len=info.context_len,
+            dtype=info.dtype,
+            exactness=info.exactness,
+            fingerprint=info.fingerprint,
+            capacity=self.settings.max_sessions,
+            load=self.engine.num_sessions,
+            draining=self._draining,
+            attributes={"row_classes": ",".join(map(str, info.row_classes)), "num_blocks": str(info.num_blocks)},
+        )
+
+    async def _load_model(self) -> Loaded:
+        """Load on a thread of its own, which does not keep a process alive that is told to stop meanwhile."""
+        done: asyncio.Future[Loaded] = self._loop.create_future()
+
+        def settle(loaded: Loaded | None, error: Exception | None) -> None:
+            if done.done():
+                return
+            if loaded is not None:
+                done.set_result(loaded)
+            elif error is not None:
+                done.set_exception(error)
+
+        def work() -> None:
+            try:
+                loaded = self._load(self.settings, self._progress)
+            except Exception as error:
+                self._call_soon(settle, None, error)
+            else:
+                self._call_soon(settle, loaded, None)
+
+        threading.Thread(target=work, name="loader", daemon=True).start()
+        try:
+            return await done
+        except OutriderError as error:
+            self._servicer.unready = f"the model cannot be loaded: {error}"
+            raise
+
+    def _progress(self, stage: str, fraction: float | None) -> None:
+        if fraction is None or fraction >= 1.0:
+            log.info("%s%s", stage, "" if fraction is None else ": done")
+
+    def _engine_ended(self, defect: Exception | None) -> None:
+        """Called on the engine's thread."""
+        if defect is not None:
+            self._call_soon(self._die, Internal(f"the engine broke: {defect!r}"))
+
+    def _die(self, error: Internal) -> None:
+        if not self._death.done():
+            self._death.set_exception(error)
+
+    def _call_soon(self, action: Callable[..., None], *args: object) -> None:
+        """Have something done on the event loop, unless it is closed already."""
+        try:
+            self._loop.call_soon_threadsafe(action, *args)
+        except RuntimeError as error:
+            log.debug("the event loop is gone: %s", error)
+
+    def _engine_settings(self) -> EngineSettings:
+        settings = self.settings
+        return EngineSettings(
+            limits=Limits(settings.max_sessions, settings.max_waiting, settings.retry_delay_s),
+            body_limit_s=settings.body_limit_s,
+            idle_s=settings.idle_s,
+            send_hints=settings.send_hints,
+        )
+
+    async def _announce(self) -> None:
+        """Keep the registry informed, until cancelled."""
+        if not self.settings.store_url:
+            return
+        client = open_client(self.settings.store_url)
+        try:
+            registry = Registry(client)
+            try:
+                await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)
+            finally:
+                await registry.withdraw(self.worker_id)
+        finally:
+            await client.aclose()

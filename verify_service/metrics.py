@@ -1,0 +1,54 @@
+"""A verifier's Prometheus metrics, read from the engine's totals when somebody asks."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from verify_service.engine import Engine
+from verify_service.servicer import VerifyServicer
+
+DROPS = ("stale", "garbage", "duplicate", "gap", "parked_overflow", "parked_expired")
+"""Totals of the engine that are messages dropped, rather than work done."""
+
+
+class VerifyMetrics(Collector):
+    """What the engine and the servicer have counted; numbers of another thread, each read at once."""
+
+    def __init__(self, servicer: VerifyServicer) -> None:
+        """Make the registry; there is nothing of an engine until `watch`."""
+        self.registry = CollectorRegistry()
+        self._servicer = servicer
+        self._engine: Engine | None = None
+        self.registry.register(self)
+
+    def watch(self, engine: Engine) -> None:
+        """Report this engine from now on."""
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics of this moment."""
+        totals = dict(self._engine.counters) if self._engine is not None else {}
+        dropped = CounterMetricFamily(
+            "outrider_dropped_messages", "Peers' messages that were dropped", labels=["reason"]
+        )
+        for reason in DROPS:
+            dropped.add_metric([reason], totals.get(reason, 0))
+        for reason, number in dict(self._servicer.dropped).items():
+            dropped.add_metric([reason], number)
+        events = CounterMetricFamily("outrider_verify_events", "What the engine did, by kind", labels=["kind"])
+        for kind in sorted(totals.keys() - set(DROPS)):
+            events.add_metric([kind], totals[kind])
+        yield dropped
+        yield events
+        yield from self._gauges()
+
+    def _gauges(self) -> Iterable[Metric]:
+        engine = self._engine
+        if engine is None:
+            return
+        running = engine.num_sessions - engine.num_waiting
+        yield GaugeMetricFamily("outrider_num_requests_running", "Sessions with KV in the pool", running)
+        yield GaugeMetricFamily("outrider_num_requests_waiting", "Sessions without a place", engine.num_waiting)
+        yield GaugeMetricFamily("outrider_kv_cache_usage_perc", "Fraction of the KV pool in use", engine.kv_usage)

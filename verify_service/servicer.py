@@ -1,0 +1,284 @@
+"""The `VerifyService` RPCs: streams on the event loop, joined to the engine's thread by its inbox and by `Outlet`s.
+
+A handler decodes, checks and passes on; it never decides anything about a session.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+from outrider.codec.decode import decode_request_from_proto, decode_response_to_proto
+from outrider.codec.propose import propose_request_from_proto, propose_response_to_proto
+from outrider.codec.types import description_to_proto
+from outrider.errors import Cancelled, FailedPrecondition, OutriderError, ProtocolError, Unavailable
+from outrider.ids import SessionId
+from outrider.messages import (
+    DecodeAttach,
+    DecodeClose,
+    DecodeOpen,
+    DecodeProgress,
+    DecodeRequestMessage,
+    DecodeResponseMessage,
+    ProposeHello,
+    ProposeRequestMessage,
+    ProposeResponseMessage,
+    ProposeWelcome,
+    Vocabulary,
+    WorkerDescription,
+)
+from outrider.rpc import Broken, Ended, Malformed, Stream, server_stream
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from verify_service import inbox
+from verify_service.engine import Engine
+from verify_service.inbox import Ticket
+from verify_service.requests import check_hello, check_limit, check_open
+
+SERVICE_NAME = "outrider.v1.VerifyService"
+FIRST_MESSAGE_S = 10.0
+"""How long a new stream may take to say who it is."""
+
+log = logging.getLogger(__name__)
+
+SendT = TypeVar("SendT")
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A draft worker's message that breaks the protocol, but names its session."""
+
+    session_id: SessionId
+    error: ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What is served, once it can be."""
+
+    engine: Engine
+    vocabulary: Vocabulary
+    context_len: int
+    describe: Callable[[], WorkerDescription]
+
+
+class Outlet(Generic[SendT]):
+    """The way from the engine's thread to one stream."""
+
+    def __init__(self, stream: "Stream[SendT, Any]") -> None:
+        """Make one; on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._stream = stream
+        self.ended: asyncio.Future[OutriderError | None] = self._loop.create_future()
+        """Set when the stream is to end, to the status it ends with; None is an end in good order."""
+
+    def send(self, item: SendT | OutriderError | None) -> None:
+        """Hand over a message or an end; from any thread. Without an event loop there is nobody left to tell."""
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, item)
+        except RuntimeError as error:
+            log.debug("a message came after the event loop: %s", error)
+
+    def end(self, error: OutriderError | None) -> None:
+        """End the stream; the first end counts. On the event loop."""
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    def _deliver(self, item: SendT | OutriderError | None) -> None:
+        if item is None or isinstance(item, OutriderError):
+            self.end(item)
+            return
+        try:
+            self._stream.send(item)
+        except Unavailable as error:
+            self.end(error)
+
+
+class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
+    """The RPCs; they answer UNAVAILABLE until `open_for_business` and `Decode` again does from `start_draining` on."""
+
+    def __init__(self) -> None:
+        """Serve nothing yet."""
+        self.unready = "the model is being loaded"
+        """Why nothing is served, until it is."""
+        self.dropped: Counter[str] = Counter()
+        """Messages of peers that were dropped here, by reason."""
+        self._serving: Serving | None = None
+        self._draining = ""
+        self._tickets = count(1)
+        self._num_open = 0
+        self.empty = asyncio.Event()
+        """Set while no `Decode` stream is open."""
+        self.empty.set()
+
+    def open_for_business(self, serving: Serving) -> None:
+        """Serve from now on."""
+        self._serving = serving
+
+    def start_draining(self, reason: str) -> None:
+        """Refuse new sessions and tell all streams."""
+        self._draining = reason
+        if self._serving is not None:
+            self._serving.engine.post(inbox.Drain(reason))
+
+    async def Describe(
+        self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
+    ) -> verify_pb2.VerifyServiceDescribeResponse:
+        """Say what this verifier serves."""
+        return verify_pb2.VerifyServiceDescribeResponse(worker=description_to_proto(self._ready().describe()))
+
+    # Coroutines, not the generators of the stub: they write whenever the engine's thread has something to say.
+    async def Decode(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[verify_pb2.DecodeRequest], context: Any
+    ) -> None:
+        """Decode one session; see the proto file."""
+        serving = self._ready()
+        if self._draining:
+            raise Unavailable(self._draining)
+        async with server_stream(
+            request_iterator, context, decode_response_to_proto, decode_request_from_proto
+        ) as stream:
+            opened = await self._first(stream, DecodeOpen)
+            check_open(opened, serving.vocabulary.size, serving.context_len)
+            outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
+            ticket = Ticket(next(self._tickets))
+            serving.engine.post(inbox.OpenSession(ticket, opened, outlet.send))
+            self._count_open(1)
+            try:
+                error = await _until_end(outlet, self._read_decode(serving, stream, ticket, outlet))
+            finally:
+                serving.engine.post(inbox.CloseSession(ticket, keep_kv=True))
+                self._count_open(-1)
+        if error is not None:
+            raise error
+
+    async def Propose(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[verify_pb2.ProposeRequest], context: Any
+    ) -> None:
+        """Take one draft worker's proposals; see the proto file."""
+        serving = self._ready()
+        async with server_stream(request_iterator, context, propose_response_to_proto, read_proposal) as stream:
+            hello = await self._first(stream, ProposeHello)
+            check_hello(hello, serving.vocabulary)
+            stream.send(ProposeWelcome(serving.describe().worker_id))
+            outlet: Outlet[ProposeResponseMessage] = Outlet(stream)
+            ticket = Ticket(next(self._tickets))
+            serving.engine.post(inbox.JoinWorker(ticket, hello, outlet.send))
+            try:
+                error = await _until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
+            finally:
+                serving.engine.post(inbox.LeaveWorker(ticket))
+        if error is not None:
+            raise error
+
+    def _count_open(self, change: int) -> None:
+        self._num_open += change
+        if self._num_open:
+            self.empty.clear()
+        else:
+            self.empty.set()
+
+    def _ready(self) -> Serving:
+        if self._serving is None:
+            raise Unavailable(self.unready)
+        return self._serving
+
+    async def _first(self, stream: "Stream[Any, Any]", kind: type[SendT]) -> SendT:
+        """Return the first message, which has to be of this kind."""
+        try:
+            item = await stream.receive(FIRST_MESSAGE_S)
+        except TimeoutError:
+            raise FailedPrecondition(f"no {kind.__name__} within {FIRST_MESSAGE_S:g} s") from None
+        if isinstance(item, Malformed | Garbage | Broken):
+            raise item.error
+        if isinstance(item, Ended):
+            raise Cancelled(f"the stream ended before its {kind.__name__}")
+        if not isinstance(item, kind):
+            raise ProtocolError(f"the first message is a {type(item).__name__}; expected {kind.__name__}")
+        return item
+
+    async def _read_decode(
+        self,
+        serving: Serving,
+        stream: "Stream[DecodeResponseMessage, DecodeRequestMessage]",
+        ticket: Ticket,
+        outlet: Outlet[DecodeResponseMessage],
+    ) -> None:
+        """Pass an orchestrator's messages on until it closes, or its stream ends."""
+        while True:
+            match await stream.receive():
+                case DecodeAttach() as attach:
+                    serving.engine.post(inbox.TellSession(ticket, attach))
+                case DecodeProgress() as progress:
+                    check_limit("progress.commit_limit", progress.commit_limit, serving.context_len)
+                    serving.engine.post(inbox.TellSession(ticket, progress))
+                case DecodeClose(keep_kv):
+                    serving.engine.post(inbox.CloseSession(ticket, keep_kv))
+                    break
+                case Malformed(error):
+                    self._drop("malformed_decode", error)
+                case DecodeOpen():
+                    self._drop("repeated_open", ProtocolError("a Decode stream opens once"))
+                case Ended():
+                    outlet.end(Cancelled("the stream ended without a close"))
+                    break
+                case Broken(error):
+                    outlet.end(error)
+                    break
+
+    async def _read_propose(
+        self,
+        serving: Serving,
+        stream: "Stream[ProposeResponseMessage, ProposeRequestMessage | Garbage]",
+        ticket: Ticket,
+        outlet: Outlet[ProposeResponseMessage],
+    ) -> None:
+        """Pass a draft worker's messages on until its stream ends."""
+        while True:
+            match await stream.receive():
+                case Garbage(session_id, error):
+                    self._drop("malformed", error)
+                    serving.engine.post(inbox.Malformed(ticket, session_id))
+                case Malformed(error):
+                    self._drop("malformed", error)
+                case ProposeHello():
+                    self._drop("repeated_hello", ProtocolError("a Propose stream says hello once"))
+                case Ended():
+                    outlet.end(None)
+                    break
+                case Broken(error):
+                    outlet.end(error)
+                    break
+                case message:
+                    serving.engine.post(inbox.Proposed(ticket, message))
+
+    def _drop(self, reason: str, error: OutriderError) -> None:
+        self.dropped[reason] += 1
+        log.debug("dropped a message (%s): %s", reason, error)
+
+
+def read_proposal(request: verify_pb2.ProposeRequest) -> ProposeRequestMessage | Garbage:
+    """Decode a draft worker's message; a bad one that names its session is kept as garbage of that session.
+
+    Raises:
+        ProtocolError: it is bad and names no session.
+    """
+    try:
+        return propose_request_from_proto(request)
+    except ProtocolError as error:
+        kind = request.WhichOneof("message")
+        session_id = getattr(getattr(request, kind), "session_id", "") if kind else ""
+        if not session_id:
+            raise
+        return Garbage(SessionId(session_id), error)
+
+
+async def _until_end(outlet: "Outlet[Any]", reading: Coroutine[Any, Any, None]) -> OutriderError | None:
+    """Read until the outlet ends; return what it ended with. An error of the reader's ends it too."""
+    async with asyncio.TaskGroup() as tasks:
+        reader = tasks.create_task(reading)
+        error = await outlet.ended
+        reader.cancel()
+    return error
