@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.model.attention import AttentionOptions, PassPlan, attend
+from outrider.model.packed import packed
 
 FUSABLE = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
 """Stock layers that `FusedLayer` computes; names in `transformers`."""
@@ -33,10 +34,10 @@ class FusedLayer(nn.Module):
         self.heads = attention.q_proj.out_features // self.head_dim
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.options = AttentionOptions(float(attention.scaling), _window(layer))
-        self.qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = attention.o_proj
-        self.gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self.down = mlp.down_proj
+        self.qkv = packed(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self.out = packed(attention.o_proj)
+        self.gate_up = packed(_joined(mlp.gate_proj, mlp.up_proj))
+        self.down = packed(mlp.down_proj)
         self.norm_in, self.norm_mid = cast(Any, layer).input_layernorm, cast(Any, layer).post_attention_layernorm
         self.attention_type = getattr(layer, "attention_type", None)
 

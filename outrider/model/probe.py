@@ -29,6 +29,9 @@ from outrider.model.transformers_runner import RowClasses, TransformersRunner, k
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
 
+ENGINE_VERSION = 2
+"""Part of the fingerprint; raised whenever a change of this package's operations may change the bits of a row."""
+
 _PROMPT_LEN = 40
 _NUM_ROWS = 32
 _NUM_FEW = 8
@@ -77,7 +80,7 @@ def engine_key(runner: TransformersRunner) -> str:
     """Return a digest of everything but the classes that the bits of a row may depend on, weights excepted."""
     config = runner.model.config
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str | list)}
-    return _digest([_machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
+    return _digest([ENGINE_VERSION, _machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
                     torch.get_num_threads(), runner.fused, type(runner.model).__name__, shape])  # fmt: skip
 
 

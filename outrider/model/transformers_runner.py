@@ -18,6 +18,7 @@ from outrider.ids import TokenClass
 from outrider.model.attention import ATTENTION_NAME, PassPlan, Segment
 from outrider.model.fused import fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot, pool_rows
+from outrider.model.packed import packed
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, ModelInfo, Rows, check_feeds
 
 
@@ -75,6 +76,8 @@ class TransformersRunner:
         self._kv = KvCache(shapes, num_blocks, self._dtype, self._device)
         self._classes = RowClasses()
         self._head_input: Tensor | None = None
+        head = packed(head)
+        cast(Any, model).set_output_embeddings(head)
         head.register_forward_pre_hook(self._keep_head_input)
         self._base_info = ModelInfo(
             name=name,
