@@ -22,7 +22,7 @@ export PROMPT
 .PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench exactness clean
 
 help: ## list the commands
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## install everything, at pinned versions, into .venv
 

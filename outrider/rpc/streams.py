@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from outrider.errors import Cancelled, Internal, OutriderError, ProtocolError, Unavailable
+from outrider.errors import Cancelled, Internal, OutriderError, Unavailable
 from outrider.status import error_of_call
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Stream(Generic[SendT, ReceiveT]):
     def _decoded(self, message: Any) -> ReceiveT | Malformed:
         try:
             return self._decode(message)
-        except ProtocolError as error:
+        except OutriderError as error:
             return Malformed(error)
 
     async def _write(self, write: Callable[[Any], Awaitable[None]]) -> None:

@@ -123,3 +123,17 @@ async def test_a_call_to_nobody_is_unavailable() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(call, 10)
     assert type(error_of_call(caught.value)) is Unavailable
+
+
+def test_details_that_contradict_the_status_are_not_believed() -> None:
+    status = status_of(NotFound("session x"))
+    trailer = grpc.aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    contradiction = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailer, "gone")
+    assert type(error_of_call(contradiction)) is Unavailable
+    garbage = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff\xff"))
+    damaged = grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), garbage, "lost")
+    assert type(error_of_call(damaged)) is NotFound
+
+
+def test_a_class_outside_the_table_is_internal() -> None:
+    assert code_of(OutriderError("bare")) is Code.INTERNAL

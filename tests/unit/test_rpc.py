@@ -199,3 +199,32 @@ async def test_a_drain_that_hangs_is_cut_off_by_a_second_signal(
 
 async def test_a_foreign_error_keeps_its_message() -> None:
     assert isinstance(error_of_call(grpc.RpcError("odd")), Internal)
+
+
+async def test_a_drain_that_fails_is_logged_and_the_server_stops_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise KeyError("defect")
+
+    server = RpcServer()
+    await server.start(f"unix:{tmp_path}/s", [])
+    life = asyncio.create_task(serve_until_terminated(server, fail, grace_s=5))
+    await asyncio.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(life, 5)
+    assert "the drain failed" in caplog.text
+
+
+async def test_a_mixed_group_of_errors_is_a_defect_and_a_pure_one_is_not(servicer: Servicer, tmp_path: Path) -> None:
+    def mixed() -> None:
+        raise ExceptionGroup("both", [NotFound("known"), KeyError("defect")])
+
+    def pure() -> None:
+        raise ExceptionGroup("outer", [ExceptionGroup("inner", [NotFound("known")])])
+
+    async with serving(servicer, tmp_path) as connection:
+        for behaviour, cls in ((mixed, Internal), (pure, NotFound)):
+            servicer.describe = behaviour
+            with pytest.raises(cls):
+                await describe(connection)

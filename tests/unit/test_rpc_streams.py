@@ -7,6 +7,7 @@ import pytest
 
 from outrider.errors import (
     Cancelled,
+    Internal,
     InvalidRequest,
     ResourceExhausted,
     Unavailable,
@@ -194,3 +195,40 @@ async def test_an_oversize_message_ends_its_stream_and_no_other(servicer: Servic
             assert isinstance(end.error, ResourceExhausted)
             other.send("fine")
             assert await other.receive(10) == "FINE"
+
+
+async def test_a_defect_in_decoding_breaks_the_stream_and_is_logged(
+    servicer: Servicer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def defective(message: object) -> str:
+        raise KeyError("defect")
+
+    servicer.handle = echo
+    async with serving(servicer, tmp_path) as connection:
+        call = draft_pb2_grpc.DraftServiceStub(connection).Draft()
+        async with client_stream(call, encode_request, defective) as stream:
+            stream.send("x")
+            end = await stream.receive(10)
+    assert isinstance(end, Broken)
+    assert isinstance(end.error, Internal)
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_a_user_cancelled_while_it_waits_leaves_nothing_running(servicer: Servicer, tmp_path: Path) -> None:
+    servicer.handle = echo
+    before = asyncio.all_tasks()
+    async with serving(servicer, tmp_path) as connection:
+
+        async def wait_for_ever() -> None:
+            async with streaming(connection) as stream:
+                stream.send("x")
+                while await stream.receive() == "X":
+                    pass
+
+        user = asyncio.create_task(wait_for_ever())
+        await asyncio.sleep(0.1)
+        user.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await user
+        await asyncio.wait_for(servicer.finished.wait(), 5)
+    assert asyncio.all_tasks() <= before
