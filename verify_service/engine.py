@@ -22,10 +22,10 @@ import torch
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import DecodeAttach, Draining, ProposalHeader
-from outrider.model.runner import ModelRunner, Rows
+from outrider.model.runner import ModelRunner
 from verify_service.alarms import Alarms
 from verify_service.driver import Driver
-from verify_service.events import Arrived, StreamBroken, Test
+from verify_service.events import Arrived, StreamBroken
 from verify_service.inbox import (
     CloseSession,
     Drain,
@@ -38,11 +38,10 @@ from verify_service.inbox import (
     Stop,
     TellSession,
 )
-from verify_service.judging import judge, rows_of
-from verify_service.reports import features_of
+from verify_service.passes import Passes
 from verify_service.residence import Residence
 from verify_service.roster import Limits, Roster
-from verify_service.scheduler import Scheduler, Work
+from verify_service.scheduler import Scheduler
 from verify_service.sessions import Session
 from verify_service.workers import PARKED_S, Workers
 
@@ -100,7 +99,8 @@ class Engine:
         self._driver = Driver(
             self._workers, self._alarms, self.counters, clock, settings.body_limit_s, settings.send_hints, self._fail
         )
-        self._scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
+        scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
+        self._passes = Passes(runner, scheduler, self._driver, self.counters, clock)
 
     # -- from other threads ----------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class Engine:
         self._drain_inbox()
         self._alarms.fire(self._clock())
         self._admit()
-        decoded = self._decode()
+        decoded = self._passes.decode()
         self._settle()
-        filled = self._fill(self._settings.fill_beside if decoded else self._settings.fill_alone)
+        filled = self._passes.fill(self._settings.fill_beside if decoded else self._settings.fill_alone)
         return decoded or filled
 
     def _run(self, on_end: Callable[[Exception | None], None]) -> None:
@@ -306,75 +306,3 @@ class Engine:
             session.send(Internal(f"{type(error).__name__}: {error}"))
         self.counters["failed_sessions"] += 1
         self._roster.leave(session, keep_kv=False)
-
-    # -- passes ----------------------------------------------------------------------------------------------------
-
-    def _decode(self) -> bool:
-        """Run one decode pass; say whether there was one."""
-        works = self._scheduler.decode_work()
-        if not works:
-            return False
-        started_s = self._clock()
-        outputs = self._forward(works)
-        verify_s = self._clock() - started_s
-        num_rows = sum(len(work.feed.token_ids) for work in works)
-        for work, rows in zip(works, outputs, strict=False):
-            figures = work.session.figures
-            figures.verify_s += verify_s
-            figures.num_rows += num_rows
-            if work.test is not None and work.test.token_ids:
-                figures.queue_s = max(figures.queue_s, work.session.waited_s(work.test.base_len, started_s))
-            self._finish(work, rows)
-        self.counters["decode_passes"] += 1
-        self.counters["decode_rows"] += num_rows
-        return True
-
-    def _fill(self, max_stretches: int) -> bool:
-        """Compute missing KV; say whether any was missing."""
-        works = self._scheduler.fill_work(max_stretches)
-        for work, rows in zip(works, self._forward(works), strict=False):
-            self._finish(work, rows)
-        self.counters["filled_tokens"] += sum(len(work.feed.token_ids) for work in works)
-        return bool(works)
-
-    def _forward(self, works: list[Work]) -> list[Rows]:
-        """Run the model; if it fails, so do the sessions of this pass, and only they."""
-        if not works:
-            return []
-        try:
-            return self._runner.forward([work.feed for work in works])
-        except Exception as error:
-            self.counters["failed_passes"] += 1
-            for work in works:
-                self._fail(work.session, error)
-            return []
-
-    def _finish(self, work: Work, rows: Rows) -> None:
-        """Judge one part of a pass, or note that its KV has grown."""
-        session = work.session
-        try:
-            if work.test is not None:
-                self._judge(session, work.test, rows)
-            elif work.feed.slot.length == session.chain.kv_len:
-                session.filling = False
-                self._driver.make_ready(session)
-            self._check(session, work)
-            self._tell_features(session, work, rows)
-        except Exception as error:
-            self._fail(session, error)
-
-    def _judge(self, session: Session, test: Test, rows: Rows) -> None:
-        judged = judge(session, test, rows_of(session, test, rows.logits))
-        self._driver.step(session, judged)
-
-    def _check(self, session: Session, work: Work) -> None:
-        length, expected = work.feed.slot.length, session.chain.kv_len
-        if length > expected or (session.ready and length != expected):
-            raise Internal(f"KV of {length} tokens where the chain has {expected}")
-
-    def _tell_features(self, session: Session, work: Work, rows: Rows) -> None:
-        """Send a drafter that asked for them the hidden states of the positions that stay."""
-        kept = work.feed.slot.length - work.start
-        if rows.hidden is not None and kept > 0:
-            message = features_of(session, work.start, rows.hidden[:kept])
-            self._workers.tell(session.chain.worker_id, message)

@@ -6,10 +6,10 @@ A handler decodes, checks and passes on; it never decides anything about a sessi
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from outrider.codec.decode import decode_request_from_proto, decode_response_to_proto
 from outrider.codec.propose import propose_request_from_proto, propose_response_to_proto
@@ -35,6 +35,7 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
 from verify_service.engine import Engine
 from verify_service.inbox import Ticket
+from verify_service.outlet import Outlet, until_end
 from verify_service.requests import check_hello, check_limit, check_open
 
 SERVICE_NAME = "outrider.v1.VerifyService"
@@ -43,7 +44,7 @@ FIRST_MESSAGE_S = 10.0
 
 log = logging.getLogger(__name__)
 
-SendT = TypeVar("SendT")
+FirstT = TypeVar("FirstT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,38 +63,6 @@ class Serving:
     vocabulary: Vocabulary
     context_len: int
     describe: Callable[[], WorkerDescription]
-
-
-class Outlet(Generic[SendT]):
-    """The way from the engine's thread to one stream."""
-
-    def __init__(self, stream: "Stream[SendT, Any]") -> None:
-        """Make one; on the event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._stream = stream
-        self.ended: asyncio.Future[OutriderError | None] = self._loop.create_future()
-        """Set when the stream is to end, to the status it ends with; None is an end in good order."""
-
-    def send(self, item: SendT | OutriderError | None) -> None:
-        """Hand over a message or an end; from any thread. Without an event loop there is nobody left to tell."""
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, item)
-        except RuntimeError as error:
-            log.debug("a message came after the event loop: %s", error)
-
-    def end(self, error: OutriderError | None) -> None:
-        """End the stream; the first end counts. On the event loop."""
-        if not self.ended.done():
-            self.ended.set_result(error)
-
-    def _deliver(self, item: SendT | OutriderError | None) -> None:
-        if item is None or isinstance(item, OutriderError):
-            self.end(item)
-            return
-        try:
-            self._stream.send(item)
-        except Unavailable as error:
-            self.end(error)
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -147,7 +116,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             serving.engine.post(inbox.OpenSession(ticket, opened, outlet.send))
             self._count_open(1)
             try:
-                error = await _until_end(outlet, self._read_decode(serving, stream, ticket, outlet))
+                error = await until_end(outlet, self._read_decode(serving, stream, ticket, outlet))
             finally:
                 serving.engine.post(inbox.CloseSession(ticket, keep_kv=True))
                 self._count_open(-1)
@@ -167,7 +136,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             ticket = Ticket(next(self._tickets))
             serving.engine.post(inbox.JoinWorker(ticket, hello, outlet.send))
             try:
-                error = await _until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
+                error = await until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
             finally:
                 serving.engine.post(inbox.LeaveWorker(ticket))
         if error is not None:
@@ -185,7 +154,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             raise Unavailable(self.unready)
         return self._serving
 
-    async def _first(self, stream: "Stream[Any, Any]", kind: type[SendT]) -> SendT:
+    async def _first(self, stream: "Stream[Any, Any]", kind: type[FirstT]) -> FirstT:
         """Return the first message, which has to be of this kind."""
         try:
             item = await stream.receive(FIRST_MESSAGE_S)
@@ -273,12 +242,3 @@ def read_proposal(request: verify_pb2.ProposeRequest) -> ProposeRequestMessage |
         if not session_id:
             raise
         return Garbage(SessionId(session_id), error)
-
-
-async def _until_end(outlet: "Outlet[Any]", reading: Coroutine[Any, Any, None]) -> OutriderError | None:
-    """Read until the outlet ends; return what it ended with. An error of the reader's ends it too."""
-    async with asyncio.TaskGroup() as tasks:
-        reader = tasks.create_task(reading)
-        error = await outlet.ended
-        reader.cancel()
-    return error

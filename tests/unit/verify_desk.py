@@ -182,9 +182,12 @@ class Client:
         self.committed += verdict.token_ids
         self.kinds += verdict.kinds
         assert len(self.committed) <= self.limit
-        if verdict.next_epoch != self.epoch or self.ids[: len(self.committed)] != self.committed:
+        if verdict.next_epoch != self.epoch:
             assert verdict.next_epoch > self.epoch, "an epoch only ends in a newer one"
             self.epoch, self.ids, self.announced = verdict.next_epoch, list(self.committed), None
+        elif len(self.ids) < len(self.committed):
+            self.ids = list(self.committed)  # a test has proposed behind this client's back
+        assert self.ids[: len(self.committed)] == self.committed, "an epoch goes on only with its own chain"
         if len(self.committed) == self.limit and not self.done:
             self.done = True
             self.desk.post(CloseSession(self.ticket, keep_kv=False))

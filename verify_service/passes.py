@@ -1,0 +1,98 @@
+"""Runs planned passes and puts their rows to use: decode passes are judged, prompt passes fill KV.
+
+Decode and prompt passes are separate calls of the model, so that verdicts leave before any prompt is worked on.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import Internal
+from outrider.model.runner import ModelRunner, Rows
+from verify_service.driver import Driver
+from verify_service.events import Test
+from verify_service.judging import judge, rows_of
+from verify_service.reports import features_of
+from verify_service.scheduler import Scheduler, Work
+from verify_service.sessions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The model, and what is done with its rows."""
+
+    runner: ModelRunner
+    scheduler: Scheduler
+    driver: Driver
+    counters: Counter[str]
+    clock: Callable[[], float]
+
+    def decode(self) -> bool:
+        """Run one decode pass; say whether there was one."""
+        works = self.scheduler.decode_work()
+        if not works:
+            return False
+        started_s = self.clock()
+        outputs = self._forward(works)
+        verify_s = self.clock() - started_s
+        num_rows = sum(len(work.feed.token_ids) for work in works)
+        for work, rows in zip(works, outputs, strict=False):
+            figures = work.session.figures
+            figures.verify_s += verify_s
+            figures.num_rows += num_rows
+            if work.test is not None and work.test.token_ids:
+                figures.queue_s = max(figures.queue_s, work.session.waited_s(work.test.base_len, started_s))
+            self._finish(work, rows)
+        self.counters["decode_passes"] += 1
+        self.counters["decode_rows"] += num_rows
+        return True
+
+    def fill(self, max_stretches: int) -> bool:
+        """Compute missing KV; say whether any was missing."""
+        works = self.scheduler.fill_work(max_stretches)
+        for work, rows in zip(works, self._forward(works), strict=False):
+            self._finish(work, rows)
+        self.counters["filled_tokens"] += sum(len(work.feed.token_ids) for work in works)
+        return bool(works)
+
+    def _forward(self, works: list[Work]) -> list[Rows]:
+        """Run the model; if it fails, so do the sessions of this pass, and only they."""
+        if not works:
+            return []
+        try:
+            return self.runner.forward([work.feed for work in works])
+        except Exception as error:
+            self.counters["failed_passes"] += 1
+            for work in works:
+                self.driver.fail(work.session, error)
+            return []
+
+    def _finish(self, work: Work, rows: Rows) -> None:
+        """Judge one part of a pass, or note that its KV has grown."""
+        session = work.session
+        try:
+            if work.test is not None:
+                self._judge(session, work.test, rows)
+            elif work.feed.slot.length == session.chain.kv_len:
+                session.filling = False
+                self.driver.make_ready(session)
+            self._check(session, work)
+            self._tell_features(session, work, rows)
+        except Exception as error:
+            self.driver.fail(session, error)
+
+    def _judge(self, session: Session, test: Test, rows: Rows) -> None:
+        judged = judge(session, test, rows_of(session, test, rows.logits))
+        self.driver.step(session, judged)
+
+    def _check(self, session: Session, work: Work) -> None:
+        length, expected = work.feed.slot.length, session.chain.kv_len
+        if length > expected or (session.ready and length != expected):
+            raise Internal(f"KV of {length} tokens where the chain has {expected}")
+
+    def _tell_features(self, session: Session, work: Work, rows: Rows) -> None:
+        """Send a drafter that asked for them the hidden states of the positions that stay."""
+        kept = work.feed.slot.length - work.start
+        if rows.hidden is not None and kept > 0:
+            message = features_of(session, work.start, rows.hidden[:kept])
+            self.driver.workers.tell(session.chain.worker_id, message)
