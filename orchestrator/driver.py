@@ -8,11 +8,10 @@ for workers (`search`), and a clock for retries and silence.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from typing import Any, assert_never
 
-from orchestrator import metrics
 from orchestrator.commit import Commit, visible
 from orchestrator.events import (
     AppendLog,
@@ -42,10 +41,9 @@ from orchestrator.events import (
     VerifierLost,
 )
 from orchestrator.figures import Meter, round_of
-from orchestrator.job import Drained, Job, Reported, Settings
+from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.peers import Peers
-from orchestrator.placement import Placement
 from orchestrator.rounds import Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.tuning import Tuning
@@ -53,7 +51,6 @@ from outrider.errors import Internal, NotFound, OutriderError, ResourceExhausted
 from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch
 from outrider.messages import Verdict
-from outrider.store.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -64,30 +61,29 @@ TICK_S = 0.25
 class Driver:
     """Runs one generation; see the module's head. `run` in a task, `events` for the client, `feed` from anywhere."""
 
-    def __init__(self, job: Job, commit: Commit, store: SessionStore, placement: Placement, settings: Settings) -> None:
+    def __init__(self, job: Job, commit: Commit, tools: Tools) -> None:
         """Make everything the generation needs; nothing is opened yet.
 
         Args:
             job: the generation.
             commit: its committer, at the end of the log.
-            store: the session store.
-            placement: finds workers.
-            settings: what an operator set.
+            tools: what all generations of the process share.
         """
-        self._job, self._commit, self._placement, self._settings = job, commit, placement, settings
+        self._job, self._commit, self._metrics, self._settings = job, commit, tools.metrics, tools.settings
         self._events: asyncio.Queue[Event | Reported | Drained] = asyncio.Queue()
         # Bounded by the commit limit: the verifier stops a fixed number of tokens ahead of what was taken.
         self._client: asyncio.Queue[GenerationEvent | OutriderError] = asyncio.Queue()
         for event in job.greeting:
             self._client.put_nowait(event)
-        self._journal = Journal(store, job, settings)
-        self._tuning = Tuning(job.choice, settings.limits)
+        self._journal = Journal(tools.store, job, tools.settings)
+        self._tuning = Tuning(job.choice, tools.settings.limits)
         self._meter = Meter(job.started_s)
-        self._peers = Peers(job, placement, self.feed, settings.generation_timeout_s)
-        self._search = Search(job, placement, self._peers, self.feed, settings)
+        self._peers = Peers(job, tools, self.feed)
+        self._search = Search(job, tools, self._peers, self.feed)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
         plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s)
         self._rounds = Rounds(plan, commit)
+        self._spoken = tools.metrics.speculation
         self._off_reason = ""
         self._told_epoch = Epoch()
         self._round_s = job.started_s
@@ -100,7 +96,7 @@ class Driver:
         """Add an event; never waits."""
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncIterator[GenerationEvent]:
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Yield what the client is told, to the end.
 
         Raises:
@@ -118,7 +114,7 @@ class Driver:
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
-        metrics.RUNNING.inc()
+        self._metrics.running.inc()
         drafter_id = self._job.drafter.worker_id if self._job.drafter is not None else None
         self.feed(Started(self._job.verifier.worker_id, drafter_id, self._job.off_reason))
         try:
@@ -135,7 +131,7 @@ class Driver:
             log.exception("the generation of session %s failed", self._job.session_id)
             self._client.put_nowait(Internal(f"the generation failed: {error!r}"))
         finally:
-            metrics.RUNNING.dec()
+            self._metrics.running.dec()
             self.ended.set()
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -221,25 +217,24 @@ class Driver:
         log.debug("session %s at %d: %s", self._job.session_id, len(self._rounds.tokens), committed)
         if committed.kinds:
             if self._meter.num_tokens:
-                metrics.TOKEN_S.observe((now_s - self._round_s) / len(committed.kinds))
+                self._spoken.inter_token_s.observe((now_s - self._round_s) / len(committed.kinds))
             else:
-                metrics.FIRST_TOKEN_S.observe(now_s - self._job.started_s)
+                self._spoken.time_to_first_token_s.observe(now_s - self._job.started_s)
             self._round_s = now_s
-        metrics.count_round(committed)
-        self._meter.add_round(committed, now_s)
+        self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
         self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:
             self.feed(tuned)
 
     def _on_report(self, report: Reported) -> None:
-        metrics.DRAFTED.inc(self._meter.add_status(report.generation, report.status))
+        self._spoken.drafted.inc(self._meter.add_status(report.generation, report.status))
         self._tuning.observe_status(report.status)
         if report.status.missing_from >= 0:
             self.feed(DrafterAsked(report.generation, report.status.missing_from))
 
     def _on_logged(self, length: int, seconds: float) -> None:
-        metrics.APPEND_S.observe(seconds)
+        self._spoken.commit_s.observe(seconds)
         self._meter.add_time("commit", seconds)
         self.feed(Logged(length))
 
@@ -247,11 +242,11 @@ class Driver:
         """Count a change of why nothing is drafted."""
         reason = self._rounds.off_reason
         if reason not in ("", self._off_reason):
-            metrics.OFF.labels(reason).inc()
+            self._spoken.off.labels(reason).inc()
         self._off_reason = reason
 
     def _count(self, name: str) -> None:
-        metrics.EVENTS.labels(name).inc()
+        self._metrics.events.labels(name).inc()
         if name == "drafter_lost":
             reason = self._rounds.off_reason
             self._search.lost(self._peers.drafter_id, reason)
@@ -298,8 +293,9 @@ class Driver:
         else:
             await self._journal.release()
         outcome = last.reason.name.lower() if isinstance(last, Finish) else last.error.reason.lower()
-        metrics.GENERATIONS.labels(outcome).inc()
+        self._metrics.generations.labels(outcome).inc()
         figures = self._meter.figures(time.monotonic())
+        self._metrics.total_s.observe(figures.total_s)
         log.info("session %s ended (%s): %s", self._job.session_id, outcome, figures)
         prompt_len = self._job.state.prompt_len
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)

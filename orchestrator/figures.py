@@ -85,8 +85,8 @@ class Meter:
         """Tokens committed so far."""
         return self._num_tokens
 
-    def add_round(self, committed: Round, now_s: float) -> None:
-        """Count a committed verdict."""
+    def add_round(self, committed: Round, now_s: float) -> int:
+        """Count a committed verdict; return how far from the start of its epoch its first test was."""
         counts, kinds = self._counts, committed.kinds
         counts["rounds"] += bool(kinds)
         counts["rollbacks"] += committed.rolled_back
@@ -97,16 +97,18 @@ class Meter:
         counts["bonus"] += kinds.count(TokenKind.BONUS)
         self._times["queue"] += committed.queue_s
         self._times["verify"] += committed.verify_s
-        self._add_positions(committed)
+        distance = self._add_positions(committed)
         if kinds:
             self._first_s = self._first_s or now_s
             self._last_s = now_s
             self._num_tokens += len(kinds)
+        return distance
 
-    def _add_positions(self, committed: Round) -> None:
-        """Count tests and acceptances by their distance from the start of their epoch."""
+    def _add_positions(self, committed: Round) -> int:
+        """Count tests and acceptances by their distance from the start of their epoch; return the first one's."""
         if committed.epoch != self._epoch:
             self._epoch, self._depth = committed.epoch, 0
+        first = self._depth
         for index in range(committed.num_tested):
             position = min(self._depth + index, MAX_POSITIONS - 1)
             if position == len(self._tested):
@@ -115,6 +117,7 @@ class Meter:
             self._tested[position] += 1
             self._accepted[position] += index < committed.num_accepted
         self._depth += committed.num_accepted
+        return first
 
     def add_status(self, generation: Generation, status: DraftStatus) -> int:
         """Note a drafter's latest report, whose counts are totals of its session; return what it drafted since."""

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator.metrics import Metrics
+from orchestrator.placement import Placement
 from orchestrator.tuning import Limits
 from outrider.generation import GenerationEvent, SpeculationChoice
 from outrider.ids import Generation, Mode, SessionId, TokenClass
 from outrider.messages import DraftStatus, WorkerDescription
 from outrider.noise import Purpose, derive_key
 from outrider.store.records import SessionState
+from outrider.store.sessions import SessionStore
 
 OFF_BY_CHOICE = ("requested", "max_tokens")
 """Reasons to have no drafter that no search changes."""
@@ -29,6 +32,16 @@ class Settings:
     """Pause between two searches for a draft worker."""
     generation_timeout_s: float = 3600.0
     """Deadline of a worker's stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all generations of a process share."""
+
+    store: SessionStore
+    placement: Placement
+    metrics: Metrics
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import logging
 import time
 from typing import Protocol
 
-from orchestrator import metrics
 from orchestrator.events import (
     CloseDrafter,
     DrafterLost,
@@ -21,8 +20,7 @@ from orchestrator.events import (
     VerdictArrived,
     VerifierLost,
 )
-from orchestrator.job import Drained, Job, Reported
-from orchestrator.placement import Placement
+from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
@@ -59,16 +57,17 @@ class Feed(Protocol):
 class Peers:
     """The open streams of one generation."""
 
-    def __init__(self, job: Job, placement: Placement, feed: Feed, timeout_s: float) -> None:
+    def __init__(self, job: Job, tools: Tools, feed: Feed) -> None:
         """Open nothing yet.
 
         Args:
             job: the generation.
-            placement: has the channels, and is told of failures.
+            tools: placement has the channels, and is told of failures.
             feed: takes what happens.
-            timeout_s: deadline of each stream.
         """
-        self._job, self._placement, self._feed, self._timeout_s = job, placement, feed, timeout_s
+        self._job, self._placement, self._feed = job, tools.placement, feed
+        self._timeout_s = tools.settings.generation_timeout_s
+        self._dropped = tools.metrics.speculation.dropped
         self.known: dict[WorkerId, WorkerDescription] = {job.verifier.worker_id: job.verifier}
         """Workers that were chosen for this generation."""
         if job.drafter is not None:
@@ -112,7 +111,7 @@ class Peers:
         """Close `Decode`."""
         if self._decode is not None:
             self._decode.close(DecodeClose())
-            metrics.MALFORMED.labels("verifier").inc(self._decode.num_malformed)
+            self._dropped.labels("malformed").inc(self._decode.num_malformed)
             self._decode = None
 
     def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
@@ -146,7 +145,7 @@ class Peers:
         wire = self._drafts.pop(command.generation, None)
         if wire is not None:
             wire.close(DraftClose())
-            metrics.MALFORMED.labels("drafter").inc(wire.num_malformed)
+            self._dropped.labels("malformed").inc(wire.num_malformed)
 
     def close_all(self) -> None:
         """Close what is still open."""

@@ -18,7 +18,7 @@ import grpc
 from outrider.codec import types as t
 from outrider.errors import OutriderError, Unavailable, VocabularyMismatch
 from outrider.ids import WorkerId
-from outrider.messages import WorkerDescription
+from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import channel, rpc_errors
 from outrider.store.registry import Registry
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -167,6 +167,8 @@ class Placement:
         self,
         source: WorkerSource,
         channels: Channels,
+        vocabulary: Vocabulary | None = None,
+        *,
         lot: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -175,11 +177,13 @@ class Placement:
         Args:
             source: where.
             channels: to reach them; closed by the caller.
+            vocabulary: of the tokenizer; verifiers with another one are left out. None: any.
             lot: decides between equals.
             clock: seconds, for breaks after failures.
         """
         self._source = source
         self.channels = channels
+        self._vocabulary = vocabulary
         self._lot = lot or random.Random()
         self._clock = clock
         self._breaks: dict[WorkerId, _Break] = {}
@@ -188,7 +192,9 @@ class Placement:
     async def verifiers(self, model: str = "") -> list[WorkerDescription]:
         """Return the verifiers that can be placed now, of one model if it is named."""
         found = await self._source.workers("verify")
-        return [worker for worker in found if self._usable(worker) and model in ("", worker.model)]
+        return [
+            worker for worker in found if self._usable(worker) and model in ("", worker.model) and self._speaks(worker)
+        ]
 
     async def drafters(self, verifier: WorkerDescription) -> list[WorkerDescription]:
         """Return the draft workers that can be paired with a verifier now; others are skipped, and named once."""
@@ -260,15 +266,29 @@ class Placement:
         entry = self._breaks.get(worker.worker_id)
         return not worker.draining and (entry is None or entry.until_s <= self._clock())
 
+    def _speaks(self, verifier: WorkerDescription) -> bool:
+        """Whether a verifier has the tokenizer's vocabulary."""
+        ours = self._vocabulary
+        if ours is None or ours.fingerprint == verifier.vocabulary.fingerprint:
+            return True
+        self._tell_once(
+            f"verifier {verifier.worker_id} ({verifier.model}) has another vocabulary than the tokenizer: map "
+            f"{verifier.vocabulary.fingerprint[:12]}, not {ours.fingerprint[:12]}"
+        )
+        return False
+
     def _pairs(self, verifier: WorkerDescription, drafter: WorkerDescription) -> bool:
         try:
             check_pair(verifier, drafter)
         except VocabularyMismatch as error:
-            if error.message not in self._told_mismatch:
-                self._told_mismatch.add(error.message)
-                log.warning("not paired: %s", error)
+            self._tell_once(error.message)
             return False
         return True
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told_mismatch:
+            self._told_mismatch.add(text)
+            log.warning("not paired: %s", text)
 
 
 def _load(worker: WorkerDescription) -> float:

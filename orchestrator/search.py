@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection
 
 from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
-from orchestrator.job import OFF_BY_CHOICE, Job, Settings
+from orchestrator.job import OFF_BY_CHOICE, Job, Tools
 from orchestrator.peers import Feed, Peers
-from orchestrator.placement import Placement, Wanted
+from orchestrator.placement import Wanted
 from outrider.errors import StoreUnavailable, Unavailable
 from outrider.ids import Generation, WorkerId
 
@@ -21,10 +21,10 @@ LONGEST_PAUSE_S = 2.0
 class Search:
     """The searches of one generation; at most one of each kind at a time."""
 
-    def __init__(self, job: Job, placement: Placement, peers: Peers, feed: Feed, settings: Settings) -> None:
+    def __init__(self, job: Job, tools: Tools, peers: Peers, feed: Feed) -> None:
         """Search for nothing yet; the arguments are the driver's."""
-        self._job, self._placement, self._peers = job, placement, peers
-        self._feed, self._settings = feed, settings
+        self._job, self._placement, self._settings = job, tools.placement, tools.settings
+        self._peers, self._feed = peers, feed
         self._unwanted: set[WorkerId] = set()
         self._looked_s = time.monotonic()
         self._looking = False

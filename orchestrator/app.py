@@ -1,0 +1,136 @@
+"""One orchestrator: server, sessions, store, placement, heartbeat; everything of the process but its signals.
+
+Health is SERVING while at least one verifier of the served model can be reached.
+"""
+
+import asyncio
+import logging
+import socket
+import uuid
+from contextlib import AsyncExitStack
+
+from orchestrator.config import OrchestratorSettings
+from orchestrator.job import Tools
+from orchestrator.language import Language, load_language
+from orchestrator.metrics import Metrics
+from orchestrator.placement import Channels, Placement, RegistrySource, StaticSource, WorkerSource
+from orchestrator.servicer import SERVICE_NAME, GenerationServicer
+from orchestrator.sessions import Policy, Sessions
+from outrider.errors import OutriderError, StoreUnavailable
+from outrider.ids import WorkerId
+from outrider.messages import WorkerDescription
+from outrider.rpc import RpcServer
+from outrider.store.connect import open_client
+from outrider.store.embedded import EmbeddedServer
+from outrider.store.registry import Registry, keep_announced
+from outrider.store.sessions import SessionStore
+from outrider.v1 import generation_pb2_grpc
+
+WATCH_S = 0.5
+"""How often it is looked whether there are verifiers."""
+
+log = logging.getLogger(__name__)
+
+
+class OrchestratorApp:
+    """An orchestrator from start to stop. Use `start`, `run` until cancelled, then `drain`."""
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        """Keep the settings; needs a running event loop."""
+        self.settings = settings
+        self.metrics = Metrics()
+        fresh = f"orchestrator-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.worker_id = WorkerId(settings.worker_id or fresh)
+        self.server = RpcServer()
+        self.address = ""
+        """Where it listens, once started."""
+        self.ready = asyncio.Event()
+        """Set once requests are taken."""
+        self.sessions: Sessions | None = None
+        self._servicer = GenerationServicer()
+        self._draining = False
+
+    async def start(self) -> None:
+        """Listen; health is NOT_SERVING, and requests are refused until `run` has loaded the tokenizer."""
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self.server.server)
+        self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        log.info("orchestrator %s listens on %s", self.worker_id, self.address)
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            OutriderError: the model's tokenizer cannot be loaded, or no store can be started.
+        """
+        settings = self.settings
+        language = await asyncio.to_thread(load_language, settings.model)
+        async with AsyncExitStack() as exits:
+            url = settings.store_url
+            if not url:
+                url = (await exits.enter_async_context(EmbeddedServer())).url
+            client = open_client(url)
+            exits.push_async_callback(client.aclose)
+            channels = Channels()
+            exits.push_async_callback(channels.close)
+            registry = Registry(client)
+            placement = Placement(self._source(registry, channels), channels, language.vocabulary)
+            store = SessionStore(client, session_ttl_s=settings.session_ttl_s)
+            tools = Tools(store, placement, self.metrics, settings.generations())
+            # A name is never used twice, not even by a restart under the same worker id.
+            policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
+            self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
+            self._servicer.open_for_business(self.sessions)
+            self.ready.set()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch(placement, settings.model))
+                tasks.create_task(self._announce(registry, language))
+
+    async def drain(self) -> None:
+        """Take nothing new, and wait until the running generations have ended."""
+        self._draining = True
+        if self.sessions is not None:
+            await self.sessions.drain()
+
+    def _source(self, registry: Registry, channels: Channels) -> WorkerSource:
+        settings = self.settings
+        if not settings.verify_addresses:
+            return RegistrySource(registry)
+        return StaticSource({"verify": settings.verify_addresses, "draft": settings.draft_addresses}, channels)
+
+    async def _watch(self, placement: Placement, model: str) -> None:
+        """Keep health at whether there is a verifier."""
+        serving = False
+        while True:
+            try:
+                found = bool(await placement.verifiers(model))
+            except StoreUnavailable as error:
+                log.warning("the registry cannot be read: %s", error)
+                found = False
+            if found != serving:
+                log.info("%s verifier of %s can be reached", "a" if found else "no", model)
+                serving = found
+                await self.server.set_serving(serving)
+            await asyncio.sleep(WATCH_S)
+
+    def _describe(self, language: Language) -> WorkerDescription:
+        return WorkerDescription(
+            worker_id=self.worker_id,
+            role="orchestrate",
+            address=self.settings.advertise or self.address,
+            model=language.model,
+            vocabulary=language.vocabulary,
+            context_len=0,
+            capacity=self.settings.max_sessions,
+            load=len(self.sessions) if self.sessions is not None else 0,
+            draining=self._draining,
+        )
+
+    async def _announce(self, registry: Registry, language: Language) -> None:
+        """Keep the process in the registry until cancelled; take it out at the end."""
+        try:
+            await keep_announced(registry, lambda: self._describe(language), self.settings.heartbeat_ttl_s)
+        finally:
+            try:
+                await registry.withdraw(self.worker_id)
+            except OutriderError as error:
+                log.info("%s stays in the registry until its time runs out: %s", self.worker_id, error)

@@ -1,0 +1,121 @@
+"""Settings of an orchestrator: `OUTRIDER_ORCHESTRATOR_*` environment variables."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from orchestrator.job import Settings
+from orchestrator.requests import Defaults
+from orchestrator.tuning import Limits
+from outrider.config import ServiceSettings
+from outrider.ids import Mode
+from outrider.messages import Speculation
+from outrider.model.loader import DEFAULT_MODEL
+
+Addresses = Annotated[tuple[str, ...], NoDecode]
+
+
+class OrchestratorSettings(ServiceSettings):
+    """What an orchestrator can be told, beside what every service can; without `store_url` it runs its own store."""
+
+    model_config = SettingsConfigDict(env_prefix="OUTRIDER_ORCHESTRATOR_", frozen=True, extra="forbid")
+
+    model: str = DEFAULT_MODEL
+    """The served model; only its tokenizer is loaded. "toy": the toy model's."""
+    verify_addresses: Addresses = ()
+    """Verifiers, comma-separated; empty: those in the registry."""
+    draft_addresses: Addresses = ()
+    """Draft workers, comma-separated; only used beside `verify_addresses`."""
+    max_sessions: int = Field(default=256, ge=1)
+    """Generations at once; more are refused with a delay."""
+    default_max_tokens: int = Field(default=0, ge=0)
+    """Tokens of a request that does not say; 0: as many as the context holds."""
+    unseeded_mode: Literal["rejection", "block"] = "rejection"
+    """How requests without a seed and above temperature 0 are verified."""
+    trust_drafters: bool = True
+    """Whether draft workers are believed to draw from the rows they send; if not, unseeded requests are coupled."""
+    gamma: int = Field(default=4, ge=1, le=256)
+    """Tokens per proposal before anything is measured."""
+    window: int = Field(default=8, ge=1, le=65536)
+    """Tokens a drafter may be ahead before anything is measured; at least gamma."""
+    restart_gamma: int = Field(default=4, ge=1, le=256)
+    """Tokens of the first proposal of a chain before anything is measured; at most gamma."""
+    max_gamma: int = Field(default=16, ge=1, le=256)
+    """Most tokens per proposal that the policy may choose."""
+    pipelined: bool = True
+    """Whether the policy may let a drafter run ahead of the verdicts."""
+    adaptive: bool = True
+    """Whether measurement changes how far is drafted."""
+    min_patience_s: float = Field(default=0.1, ge=0)
+    """Least time a verifier waits for a drafter."""
+    max_patience_s: float = Field(default=2.0, ge=0)
+    """Most, and the time before restarts were measured."""
+    session_ttl_s: float = Field(default=86_400.0, gt=0)
+    """How long a session outlives its last change."""
+    lease_ttl_s: float = Field(default=10.0, gt=0)
+    """How long a session's lease holds without renewal."""
+    store_deadline_s: float = Field(default=15.0, gt=0)
+    """How long the store may be away before a generation fails."""
+    verifier_deadline_s: float = Field(default=15.0, gt=0)
+    """How long a running generation waits for another verifier."""
+    verdict_timeout_s: float = Field(default=60.0, gt=0)
+    """Silence of a verifier with something to do, before it counts as lost."""
+    drafter_retry_s: float = Field(default=1.0, gt=0)
+    """Pause between two searches for a draft worker."""
+    generation_timeout_s: float = Field(default=3600.0, gt=0)
+    """Most time of one generation on a worker."""
+    heartbeat_ttl_s: float = Field(default=5.0, gt=0)
+    """How long an announcement in the registry holds; renewed three times as often."""
+
+    @field_validator("verify_addresses", "draft_addresses", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Take comma-separated addresses."""
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+
+    @field_validator("window")
+    @classmethod
+    def _covers(cls, window: int, info: ValidationInfo) -> int:
+        """Require that a window holds a proposal."""
+        gamma = info.data.get("gamma", 1)
+        if window < gamma:
+            raise ValueError(f"must be at least gamma ({gamma})")
+        return window
+
+    @field_validator("restart_gamma")
+    @classmethod
+    def _fits(cls, restart_gamma: int, info: ValidationInfo) -> int:
+        """Require that the first proposal is no longer than the others."""
+        gamma = info.data.get("gamma", 256)
+        if restart_gamma > gamma:
+            raise ValueError(f"must be at most gamma ({gamma})")
+        return restart_gamma
+
+    def generations(self) -> Settings:
+        """Return what concerns generations."""
+        limits = Limits(
+            # A gamma set alone moves the defaults of the other two; contradictions were refused.
+            Speculation(self.gamma, min(self.gamma, self.restart_gamma), max(self.gamma, self.window)),
+            self.max_gamma,
+            self.pipelined,
+            self.adaptive,
+            self.min_patience_s,
+            self.max_patience_s,
+        )
+        return Settings(
+            limits,
+            self.lease_ttl_s,
+            self.store_deadline_s,
+            self.verifier_deadline_s,
+            self.verdict_timeout_s,
+            self.drafter_retry_s,
+            self.generation_timeout_s,
+        )
+
+    def defaults(self) -> Defaults:
+        """Return what requests that do not say get."""
+        mode = Mode.BLOCK if self.unseeded_mode == "block" else Mode.REJECTION
+        return Defaults(self.default_max_tokens, mode, self.trust_drafters)

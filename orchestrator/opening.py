@@ -1,0 +1,302 @@
+"""From a request, or a stored session, to a generation that is placed, in the log, and ready to run.
+
+Every generation has a lease of its own, under a fresh owner name: its fencing number is therefore higher than that of
+any generation before it, and so are the epochs its workers see.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from orchestrator.commit import Commit, Ends, visible
+from orchestrator.events import Outcome
+from orchestrator.job import Job, Tools
+from orchestrator.language import Language
+from orchestrator.placement import Wanted
+from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
+from orchestrator.text import Detokenizer
+from outrider.errors import DataLoss, InvalidRequest, OutriderError
+from outrider.generation import (
+    Chunk,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    ResumeFrom,
+    Started,
+    TextPrompt,
+    Usage,
+)
+from outrider.ids import FinishReason, SessionId, TokenClass, TokenKind
+from outrider.messages import WorkerDescription
+from outrider.store.records import Lease, LogSlice, SessionState, SessionStatus
+
+log = logging.getLogger(__name__)
+
+LONG_TEXT = 2000
+"""Characters from which on a prompt is tokenized on another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A generation that is ready to run."""
+
+    job: Job
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A session whose generation has ended: all that is left to tell."""
+
+    events: tuple[GenerationEvent, ...]
+
+
+class Opening:
+    """Opens generations; one per process."""
+
+    def __init__(self, language: Language, tools: Tools, defaults: Defaults, name: str) -> None:
+        """Keep what is needed.
+
+        Args:
+            language: of the served model.
+            tools: what generations share.
+            defaults: for requests that do not say.
+            name: of this process; first part of the names that leases are held under.
+        """
+        self._language, self._tools, self._defaults, self._name = language, tools, defaults, name
+
+    # -- a new generation ------------------------------------------------------------------------------------------
+
+    async def begin(self, request: GenerationRequest, started_s: float) -> Opened:
+        """Check a request, place it, and write its prompt.
+
+        Raises:
+            InvalidRequest: a field's value is not allowed.
+            NotFound: it names a session that does not exist.
+            FailedPrecondition: another generation of the session is under way.
+            Unavailable: no verifier can be reached.
+            StoreError: the session could not be written.
+        """
+        self._require_model(request.model)
+        check(request, self._language.vocabulary)
+        if request.session_id:
+            async with self._lease(request.session_id, force=False) as lease:
+                return await self._begin_turn(request, lease, started_s)
+        prompt = await self._encode(request, first=True)
+        verifier = await self._tools.placement.choose_verifier(self._language.model)
+        state = self._state(request, len(prompt), verifier)
+        drafter, off_reason = await self._choose_drafter(request, state.max_tokens, len(prompt), verifier)
+        session_id, classes = SessionId(secrets.token_hex(12)), (TokenClass.PROMPT,) * len(prompt)
+        lease = await self._tools.store.create(
+            session_id, state, prompt, classes, self._owner(), self._tools.settings.lease_ttl_s
+        )
+        logged = LogSlice(0, prompt, classes, len(prompt))
+        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
+
+    async def _begin_turn(self, request: GenerationRequest, lease: Lease, started_s: float) -> Opened:
+        """Append a prompt to the log of an existing session."""
+        store, session_id = self._tools.store, request.session_id
+        before, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
+        self._require_model(before.model)
+        prompt = await self._encode(request, first=False)
+        verifier = await self._verifier_of(session_id)
+        length = logged.length + len(prompt)
+        state = self._state(request, length, verifier)
+        drafter, off_reason = await self._choose_drafter(request, state.max_tokens, length, verifier)
+        classes = (TokenClass.PROMPT,) * len(prompt)
+        await store.append(session_id, lease.fence, logged.length, prompt, classes)
+        values = {each.name: getattr(state, each.name) for each in fields(state)}
+        await store.update_state(session_id, lease.fence, **values)
+        logged = LogSlice(0, logged.token_ids + prompt, logged.classes + classes, length)
+        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
+
+    def _opened(self, request: GenerationRequest, found: "_Found", started_s: float) -> Opened:
+        commit = self._commit(found.state, found.logged.token_ids, 0)
+        job = found.job(
+            choice=request.speculation,
+            drafter_kind=request.drafter,
+            return_origin=request.return_token_origin,
+            started_s=started_s,
+        )
+        return Opened(job, commit)
+
+    def _state(self, request: GenerationRequest, prompt_len: int, verifier: WorkerDescription) -> SessionState:
+        """Return the state that a request begins with."""
+        mode = choose_mode(request, self._defaults)
+        return SessionState(
+            model=self._language.model,
+            mode=mode,
+            prompt_len=prompt_len,
+            max_tokens=check_length(prompt_len, request.max_tokens, verifier.context_len, self._defaults),
+            sampling=request.sampling,
+            seed=request.seed,
+            key=session_key(mode, request.seed),
+            sample_index=request.sample_index,
+            num_logprobs=-1 if request.num_logprobs is None else request.num_logprobs,
+            stop_strings=request.stop,
+            stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
+            verifier_id=verifier.worker_id,
+        )
+
+    # -- a stored one ----------------------------------------------------------------------------------------------
+
+    async def resume(self, asked: ResumeFrom, started_s: float) -> Opened | Over:
+        """Take a session over and go on from its log.
+
+        What the log holds from the position on is told again, its text derived again; log-probabilities are not kept.
+
+        Raises:
+            NotFound: there is no such session.
+            InvalidRequest: the position is before the generation or past where it must have ended.
+            DataLoss: tokens that were shown are lost, and another draw would give others.
+            Unavailable: no verifier can be reached.
+            StoreError: the session could not be read.
+        """
+        async with self._lease(asked.session_id, force=True) as lease:
+            store = self._tools.store
+            state, logged = await asyncio.gather(store.read_state(asked.session_id), store.read_log(asked.session_id))
+            _check_position(asked.next_position, state)
+            commit = self._commit(state, logged.token_ids[: state.prompt_len], asked.next_position)
+            outcome = _replay(commit, state, logged)
+            seen = visible(outcome.chunk, asked.next_position)
+            if state.status is SessionStatus.FINISHED or outcome.finish is not None:
+                return await self._over(asked.session_id, lease, state, outcome, seen)
+            verifier = await self._verifier_of(asked.session_id)
+            if asked.next_position > logged.length and not _can_redraw(state, verifier):
+                raise DataLoss(
+                    f"the log of session {asked.session_id} ends at {logged.length}: what was shown from there to "
+                    f"{asked.next_position} is lost, and would be drawn differently"
+                )
+            room = state.prompt_len + state.max_tokens - logged.length
+            drafter, off_reason = await self._choose_drafter(None, room, logged.length, verifier)
+            found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
+            told = () if seen is None else (seen,)
+            return Opened(found.job(next_position=asked.next_position, told=told, started_s=started_s), commit)
+
+    async def _over(
+        self, session_id: SessionId, lease: Lease, state: SessionState, outcome: Outcome, seen: Chunk | None
+    ) -> Over:
+        """Tell the rest of a generation whose end is in the log."""
+        store, reason = self._tools.store, outcome.finish or state.finish_reason or FinishReason.CANCELLED
+        if state.status is not SessionStatus.FINISHED:
+            await store.update_state(session_id, lease.fence, status=SessionStatus.FINISHED, finish_reason=reason)
+        await store.release_lease(session_id, lease.fence)
+        usage = Usage(state.prompt_len, len(outcome.chunk.token_ids))
+        started = Started(session_id, state.prompt_len, state.mode, "bitwise", state.model)
+        finished = Finished(reason, outcome.matched, usage)
+        return Over((started, finished) if seen is None else (started, seen, finished))
+
+    # -- parts of both ---------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _lease(self, session_id: SessionId, *, force: bool) -> AsyncIterator[Lease]:
+        """Hold a session's lease; it is given up if the block fails, and kept if not."""
+        ttl_s = self._tools.settings.lease_ttl_s
+        lease = await self._tools.store.acquire_lease(session_id, self._owner(), ttl_s, force)
+        try:
+            yield lease
+        except BaseException:
+            try:
+                await self._tools.store.release_lease(session_id, lease.fence)
+            except OutriderError as error:
+                log.debug("the lease of session %s runs out by itself: %s", session_id, error)
+            raise
+
+    def _owner(self) -> str:
+        return f"{self._name}/{secrets.token_hex(8)}"
+
+    def _require_model(self, model: str) -> None:
+        if model not in ("", self._language.model):
+            raise InvalidRequest("model", model, f"{self._language.model!r}, or nothing")
+
+    async def _encode(self, request: GenerationRequest, *, first: bool) -> tuple[int, ...]:
+        """Tokenize, on another thread where that takes long."""
+        if isinstance(request.prompt, TextPrompt) and len(request.prompt.text) < LONG_TEXT:
+            return self._language.encode(request.prompt, first=first)
+        return await asyncio.to_thread(self._language.encode, request.prompt, first=first)
+
+    async def _verifier_of(self, session_id: SessionId) -> WorkerDescription:
+        """Choose a verifier by the KV that it holds of a session."""
+        locations = await self._tools.store.kv_locations(session_id)
+        resident = {location.worker_id: location.prefix_len for location in locations}
+        return await self._tools.placement.choose_verifier(self._language.model, resident=resident)
+
+    async def _choose_drafter(
+        self, request: GenerationRequest | None, room: int, length: int, verifier: WorkerDescription
+    ) -> tuple[WorkerDescription | None, str]:
+        """Choose a draft worker for `room` tokens behind `length`, or say why there is none."""
+        if request is not None and request.speculation.off:
+            return None, "requested"
+        if room == 1:
+            return None, "max_tokens"
+        return await self._tools.placement.choose_drafter(
+            verifier, Wanted(request.drafter if request is not None else "", length)
+        )
+
+    def _commit(self, state: SessionState, prompt: Sequence[int], mute_until: int) -> Commit:
+        ends = Ends(
+            final_len=state.prompt_len + state.max_tokens,
+            stop_ids=frozenset(state.stop_ids),
+            eos_ids=self._language.end_ids,
+            stop_strings=state.stop_strings,
+        )
+        return Commit(ends, Detokenizer(self._language.decoder, prompt), mute_until)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A session with its lease, its log and its workers."""
+
+    session_id: SessionId
+    lease: Lease
+    state: SessionState
+    logged: LogSlice
+    verifier: WorkerDescription
+    drafter: WorkerDescription | None
+    off_reason: str
+
+    def job(self, told: tuple[GenerationEvent, ...] = (), **rest: Any) -> Job:
+        """Return the generation.
+
+        Args:
+            told: what the client is told at once.
+            **rest: further fields of `Job`.
+        """
+        state = self.state
+        started = Started(self.session_id, state.prompt_len, state.mode, self.verifier.exactness, state.model)
+        return Job(
+            session_id=self.session_id,
+            fence=self.lease.fence,
+            state=self.state,
+            token_ids=self.logged.token_ids,
+            classes=self.logged.classes,
+            kinds=self.logged.kinds,
+            verifier=self.verifier,
+            drafter=self.drafter,
+            off_reason=self.off_reason,
+            greeting=(started, *told),
+            **rest,
+        )
+
+
+def _check_position(position: int, state: SessionState) -> None:
+    final_len = state.prompt_len + state.max_tokens
+    if not state.prompt_len <= position <= final_len:
+        raise InvalidRequest("next_position", position, f"an integer in {state.prompt_len} .. {final_len}")
+
+
+def _replay(commit: Commit, state: SessionState, logged: LogSlice) -> Outcome:
+    """Give the committer what the log holds of the generation."""
+    token_ids = logged.token_ids[state.prompt_len :]
+    raw = logged.kinds[state.prompt_len :]
+    kinds = tuple(map(TokenKind, raw)) if raw and all(raw) else ()
+    return commit.take(state.prompt_len, token_ids, kinds, ())
+
+
+def _can_redraw(state: SessionState, verifier: WorkerDescription) -> bool:
+    """Whether the verifier draws lost tokens again as they were."""
+    return not state.mode.needs_rows and verifier.exactness == "bitwise"

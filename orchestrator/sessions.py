@@ -1,0 +1,211 @@
+"""All generations of one process: admits, runs and calls them off, and answers what is asked about sessions."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Self
+
+from orchestrator.driver import Driver
+from orchestrator.events import Cancelled, Failed
+from orchestrator.job import Tools
+from orchestrator.language import Language
+from orchestrator.opening import Opened, Opening, Over
+from orchestrator.requests import Defaults
+from outrider.errors import LeaseLost, NotFound, ResourceExhausted, Unavailable
+from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
+from outrider.ids import SessionId
+from outrider.store.records import SessionStatus
+
+log = logging.getLogger(__name__)
+
+RETRY_DELAY_S = 1.0
+"""What a client is told to wait when there is no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What this process allows."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    max_sessions: int = 256
+    """Generations at once; more are refused."""
+    name: str = "orchestrator"
+    """Of the process; leases are held under names that begin with it."""
+
+
+class Sessions:
+    """All generations of one process. An async context manager: leaving it calls off what runs."""
+
+    def __init__(self, language: Language, tools: Tools, policy: Policy) -> None:
+        """Keep what generations need.
+
+        Args:
+            language: of the served model.
+            tools: what generations share.
+            policy: what is allowed.
+        """
+        self.language = language
+        self._tools, self._policy = tools, policy
+        self._opening = Opening(language, tools, policy.defaults, policy.name)
+        self._running: dict[SessionId, Driver] = {}
+        self._opening_now = 0
+        self._exits = AsyncExitStack()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def __aenter__(self) -> Self:
+        """Begin to take requests."""
+        self._tasks = await self._exits.enter_async_context(asyncio.TaskGroup())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Call off what runs, and wait for its end."""
+        self._draining = True
+        for driver in self._running.values():
+            driver.feed(Cancelled())
+        await self._exits.aclose()
+
+    def __len__(self) -> int:
+        """Return how many generations run or are being opened."""
+        return len(self._running) + self._opening_now
+
+    async def drain(self) -> None:
+        """Take nothing new, and wait until nothing runs."""
+        self._draining = True
+        await self._idle.wait()
+
+    # -- generations -----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Run a request; leaving the iterator early calls it off.
+
+        Raises:
+            OutriderError: it is refused, or failed.
+        """
+        started_s = time.monotonic()
+        self._admit()
+        try:
+            opened = await self._opening.begin(request, started_s)
+            driver = self._launch(opened)
+        finally:
+            self._opening_now -= 1
+            self._note_idle()
+        async with aclosing(self._events(driver)) as events:
+            async for event in events:
+                yield event
+
+    async def resume(self, asked: ResumeFrom) -> AsyncGenerator[GenerationEvent, None]:
+        """Go on with a generation whose stream was lost, wherever it ran.
+
+        Raises:
+            OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
+        """
+        started_s = time.monotonic()
+        self._admit()
+        try:
+            before = self._running.get(asked.session_id)
+            if before is not None:
+                before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
+            opened = await self._opening.resume(asked, started_s)
+            driver = self._launch(opened) if isinstance(opened, Opened) else None
+        finally:
+            self._opening_now -= 1
+            self._note_idle()
+        if isinstance(opened, Over):
+            for told in opened.events:
+                yield told
+        if driver is not None:
+            async with aclosing(self._events(driver)) as events:
+                async for event in events:
+                    yield event
+
+    def _admit(self) -> None:
+        """Require room for one more generation, and take it."""
+        if self._draining or self._tasks is None:
+            raise Unavailable("the orchestrator is stopping")
+        if len(self) >= self._policy.max_sessions:
+            raise ResourceExhausted(f"{len(self)} generations are under way", RETRY_DELAY_S)
+        self._opening_now += 1
+        self._idle.clear()
+
+    def _launch(self, opened: Opened) -> Driver:
+        if self._tasks is None:
+            raise Unavailable("the orchestrator is stopping")
+        driver = Driver(opened.job, opened.commit, self._tools)
+        session_id = opened.job.session_id
+        self._running[session_id] = driver
+
+        def forget(_: object) -> None:
+            if self._running.get(session_id) is driver:
+                del self._running[session_id]
+            self._note_idle()
+
+        self._tasks.create_task(driver.run(), name=f"generation {session_id}").add_done_callback(forget)
+        return driver
+
+    def _note_idle(self) -> None:
+        if not len(self):
+            self._idle.set()
+
+    @staticmethod
+    async def _events(driver: Driver) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield a driver's events; whoever leaves early calls the generation off."""
+        try:
+            async with aclosing(driver.events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            driver.feed(Cancelled())
+
+    # -- what is asked about sessions ------------------------------------------------------------------------------
+
+    async def summary(self, session_id: SessionId, *, include_token_ids: bool = False) -> SessionSummary:
+        """Return what is stored about a session.
+
+        Raises:
+            NotFound: there is none.
+        """
+        store = self._tools.store
+        state, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
+        return SessionSummary(
+            session_id,
+            state.model,
+            state.status is SessionStatus.RUNNING,
+            logged.length,
+            state.prompt_len,
+            state.mode,
+            logged.token_ids if include_token_ids else (),
+        )
+
+    async def delete(self, session_id: SessionId) -> None:
+        """Forget a session; a generation of it is called off.
+
+        Raises:
+            NotFound: there is none.
+        """
+        driver = self._running.get(session_id)
+        if driver is not None:
+            driver.feed(Cancelled())
+        if not await self._tools.store.delete(session_id) and driver is None:
+            raise NotFound(f"session {session_id} is not in the store")
+
+    async def models(self) -> list[ModelDescription]:
+        """Return the models that can be asked for now."""
+        language, placement = self.language, self._tools.placement
+        verifiers = await placement.verifiers(language.model)
+        drafters = await placement.drafters(verifiers[0]) if verifiers else []
+        return [
+            ModelDescription(
+                language.model,
+                language.vocabulary,
+                min((worker.context_len for worker in verifiers), default=0),
+                len(verifiers),
+                tuple(sorted({worker.drafter for worker in drafters})),
+                is_default=True,
+            )
+        ]
