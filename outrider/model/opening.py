@@ -1,23 +1,47 @@
 """From a model's name to a runner that is ready: load, take over, check against the stock forward, probe."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import Protocol, cast
 
 from outrider.messages import Vocabulary
 from outrider.model.gguf import Progress
 from outrider.model.loader import ModelSpec, cache_dir, end_token_ids, load
 from outrider.model.probe import StockCheck, calibrate
+from outrider.model.runner import ModelRunner
+from outrider.model.toy import ToyTokenizer, toy_from_name
 from outrider.model.transformers_runner import TransformersRunner
 from outrider.model.vocabulary import vocabulary
+
+
+class Tokenizer(Protocol):
+    """The part of `transformers`' tokenizers that Outrider uses."""
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]:
+        """Return the ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
+        """Return the text of ids; an incomplete character shows as U+FFFD."""
+        ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the map from token to id."""
+        ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], tokenize: bool = ..., add_generation_prompt: bool = ...
+    ) -> list[int] | str:
+        """Return a conversation in the model's format."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
     """A model that can be served."""
 
-    runner: TransformersRunner
-    tokenizer: PreTrainedTokenizerBase
+    runner: ModelRunner
+    tokenizer: Tokenizer
     vocabulary: Vocabulary
     end_token_ids: tuple[int, ...]
 
@@ -28,7 +52,7 @@ def open_model(
     """Open a model; blocks for seconds, longer the first time.
 
     Args:
-        spec: Which one.
+        spec: Which one; names that start with "toy" give a toy (`toy_from_name`).
         num_blocks: Size of the KV pool in blocks of 64 tokens.
         context_len: Most tokens of a session; 0 takes the model's own limit.
         on_progress: Told about stages: name, finished fraction or None.
@@ -37,6 +61,9 @@ def open_model(
         NotFound: No such model.
         FailedPrecondition: The model has a feature that is not supported.
     """
+    if spec.name == "toy" or spec.name.startswith("toy:"):
+        toy = ToyTokenizer()
+        return OpenedModel(toy_from_name(spec.name, num_blocks), toy, vocabulary(toy), (toy.eos_token_id,))
     model, tokenizer = load(spec, on_progress)
     ends = end_token_ids(model, tokenizer)
     stock = StockCheck(model)
@@ -45,4 +72,4 @@ def open_model(
     stock.verify(runner)
     calibrate(runner, cache_dir())
     on_progress("checking the model", 1.0)
-    return OpenedModel(runner, tokenizer, vocabulary(tokenizer), ends)
+    return OpenedModel(runner, cast(Tokenizer, tokenizer), vocabulary(tokenizer), ends)

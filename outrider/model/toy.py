@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.errors import NotFound
 from outrider.ids import TokenClass
 from outrider.model.kv import BlockPool, BlockSlot
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, ModelInfo, Rows, check_feeds
@@ -172,6 +173,36 @@ class ToyRunner:
         self.passes += sizes
         if self._delay_s and sizes:
             time.sleep(self._delay_s * len(sizes))
+
+
+def toy_from_name(name: str, num_blocks: int = 1024) -> ToyRunner:
+    """Make a toy runner from a name, so that a service can be started with one.
+
+    Args:
+        name: "toy", or "toy:" and options: `seed=3`, `sharpness=2.5`, `draft=0.2` (a drafter that far from the toy of
+            the same seed), `delay_ms=5` per pass, `context=4096`; separated by commas.
+        num_blocks: Blocks of 64 tokens.
+
+    Raises:
+        NotFound: An option that does not exist, or is not a number.
+    """
+    options = {"seed": 0.0, "sharpness": 3.0, "draft": 0.0, "delay_ms": 0.0, "context": 4096.0}
+    for part in filter(None, name.removeprefix("toy").removeprefix(":").split(",")):
+        key, _, value = part.partition("=")
+        try:
+            options[key] = float(value) if key in options else options[key]
+        except (KeyError, ValueError) as error:
+            raise NotFound(f"model {name!r}: {part!r} is not one of {', '.join(options)} with a number") from error
+    language = ToyLanguage(len(ToyTokenizer()), int(options["seed"]), sharpness=options["sharpness"])
+    if options["draft"]:
+        language = language.draft(options["draft"], int(options["seed"]) + 1)
+    return ToyRunner(
+        language,
+        context_len=int(options["context"]),
+        num_blocks=num_blocks,
+        delay_s=options["delay_ms"] / 1e3,
+        name=name,
+    )
 
 
 class ToyTokenizer:

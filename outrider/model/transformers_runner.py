@@ -146,7 +146,6 @@ class TransformersRunner:
         if own is not None:
             own.release()
 
-    @torch.inference_mode()
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""
         check_feeds(feeds, self._info)
@@ -169,6 +168,7 @@ class TransformersRunner:
             raise InvalidFeed("the slot is freed or belongs to another runner")
         return own
 
+    @torch.inference_mode()
     def _run_passes(self, feeds: Sequence[Feed], slots: list[BlockSlot]) -> list[list[tuple[Tensor, Tensor]]]:
         """Run all passes; per feed, pieces of (logits, hidden) in the order of its positions."""
         pieces: list[list[tuple[Tensor, Tensor]]] = [[] for _ in feeds]
@@ -215,14 +215,13 @@ class TransformersRunner:
     ) -> None:
         """Cut a pass's output by feeds; the wanted rows of a feed lie side by side."""
         hidden = cast(Tensor, self._head_input)[0]
-        floats = logits[:count].float()
         owners = [row.feed for row in rows if row.wanted]
         start = 0
         while start < count:
             end = start
             while end < count and owners[end] == owners[start]:
                 end += 1
-            pieces[owners[start]].append((floats[start:end], hidden[start:end]))
+            pieces[owners[start]].append((logits[start:end], hidden[start:end]))
             start = end
 
     def _segments(self, rows: list[_Row]) -> list[Segment]:
@@ -257,14 +256,16 @@ class TransformersRunner:
         return Segment(first, count, len(positions), where, self._tensor(positions), span)
 
     def _gather(self, feed: Feed, pieces: list[tuple[Tensor, Tensor]]) -> Rows:
-        """Join a feed's pieces, one per pass."""
-        if not pieces:
-            hidden = torch.empty(0, self._info.hidden_size, dtype=self._dtype, device=self._device)
-            return Rows(
-                torch.empty(0, self._info.vocab_size, device=self._device), hidden if feed.want_hidden else None
-            )
-        logits = pieces[0][0] if len(pieces) == 1 else torch.cat([piece[0] for piece in pieces])
-        return Rows(logits, torch.cat([piece[1] for piece in pieces]) if feed.want_hidden else None)
+        """Join a feed's pieces, one per pass, as ordinary tensors that may be changed in place."""
+        info = self._info
+        empty = (
+            torch.empty(0, info.vocab_size, device=self._device),
+            torch.empty(0, info.hidden_size, dtype=self._dtype),
+        )
+        logits, hidden = zip(*(pieces or [empty]), strict=True)
+        joined = logits[0] if len(logits) == 1 else torch.cat(logits)
+        kept = torch.cat(hidden).clone() if feed.want_hidden else None
+        return Rows(joined.to(torch.float32, copy=True), kept)
 
     def _keep_head_input(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._head_input = args[0]
@@ -287,6 +288,12 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if not kinds <= {"full_attention", "sliding_attention"}:
         raise FailedPrecondition(f"{type(model).__name__} has layers that are not plain attention: {sorted(kinds)}")
+    moving = _rope_types(getattr(config, "rope_parameters", None)) & {"dynamic", "longrope"}
+    if moving:
+        # Their rotation depends on the longest position of the pass, so on the neighbours.
+        raise FailedPrecondition(
+            f"{type(model).__name__}: rotary embedding of type {sorted(moving)[0]} is not supported"
+        )
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     return [(heads, dim)] * int(config.num_hidden_layers)
@@ -314,6 +321,14 @@ def _context_len(model: PreTrainedModel, wanted: int) -> int:
     if not limit and not wanted:
         raise FailedPrecondition(f"{type(model).__name__} does not state its context length; set one")
     return min(wanted or limit, limit or wanted)
+
+
+def _rope_types(parameters: object) -> set[str]:
+    """Return the types of rotary embedding in a configuration, which may have one per kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
+    return own.union(*(_rope_types(value) for value in parameters.values()))
 
 
 def _class_for(count: int, classes: tuple[int, ...]) -> int:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter, TokenType
-from transformers import PreTrainedTokenizerBase
 
 from outrider.errors import FailedPrecondition, NotFound
 from outrider.ids import TokenClass
@@ -202,7 +201,7 @@ def _prefilled(opened: OpenedModel, ids: Sequence[int]) -> KvSlot:
 
 def _answer(opened: OpenedModel, question: str, max_tokens: int) -> tuple[list[int], str]:
     """Return a greedy answer."""
-    tokenizer: PreTrainedTokenizerBase = opened.tokenizer
+    tokenizer = opened.tokenizer
     chat = [{"role": "user", "content": question}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     ids = tokenizer.encode(str(prompt))

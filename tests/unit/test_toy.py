@@ -3,9 +3,12 @@ import time
 import pytest
 import torch
 
+from outrider.errors import NotFound
 from outrider.ids import TokenClass
+from outrider.model.loader import ModelSpec
+from outrider.model.opening import open_model
 from outrider.model.runner import Feed, InvalidFeed, ModelRunner, PoolExhausted
-from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
+from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_from_name
 
 DECODE, PROMPT = TokenClass.DECODE, TokenClass.PROMPT
 
@@ -148,3 +151,21 @@ def test_a_chat_ends_with_the_assistants_turn() -> None:
     chat = [{"role": "user", "content": "hi"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "user: hi\nassistant: "
     assert tokenizer.apply_chat_template(chat) == tokenizer.encode("user: hi\nassistant: ")
+
+
+def test_a_toy_opens_by_name_like_any_model() -> None:
+    opened = open_model(ModelSpec("toy:seed=3,context=100"))
+    draft = open_model(ModelSpec("toy:seed=3,draft=0.2"))
+    assert opened.runner.info.context_len == 100
+    assert opened.vocabulary == draft.vocabulary
+    rows = [
+        each.runner.forward([Feed(each.runner.new_slot(), (5, 6), DECODE, 1)])[0].logits.exp()
+        for each in (opened, draft)
+    ]
+    assert 0.01 < float((rows[0] - rows[1]).abs().sum()) / 2 < 0.2
+
+
+@pytest.mark.parametrize("name", ["toy:speed=3", "toy:seed=x"])
+def test_an_unknown_toy_option_is_named(name: str) -> None:
+    with pytest.raises(NotFound, match=name.removeprefix("toy:")):
+        toy_from_name(name)

@@ -277,6 +277,20 @@ def test_attention_that_cannot_be_replaced_is_refused_by_name() -> None:
         TransformersRunner(BloomForCausalLM(config), name="bloom", num_blocks=4)
 
 
+def test_a_rotation_that_depends_on_neighbours_is_refused_by_name() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(FailedPrecondition, match="rotary embedding of type dynamic"):
+        TransformersRunner(random_model(rope_parameters=rope), name="moving", num_blocks=4)
+
+
+def test_rows_may_be_changed_in_place() -> None:
+    runner = tiny_runner()
+    rows = runner.forward([Feed(runner.new_slot(), (1, 2), DECODE, 2, want_hidden=True)])[0]
+    rows.logits[0, 3] = -torch.inf
+    assert rows.hidden is not None
+    rows.hidden.add_(1.0)
+
+
 def test_a_feature_the_block_pool_lacks_is_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt_oss", **(SMALL | {"num_local_experts": 2, "num_experts_per_tok": 1}))
     runner = TransformersRunner(from_config(config), name="sinks", num_blocks=4)
