@@ -1,0 +1,251 @@
+"""The commands of `outrider`."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
+from outrider.cli.show import Answer, figures_table, legend
+from outrider.client import Client
+from outrider.cluster import LocalCluster
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, SpeculationChoice, TextPrompt
+from outrider.ids import Mode
+from outrider.messages import SamplingParams
+from outrider.model.loader import DEFAULT_MODEL, locate
+
+app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
+console = Console(highlight=False)
+
+WARM_UP_TOKENS = 8
+"""Tokens generated and thrown away before a comparison, so that neither side pays for first use."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Models:
+    """What a local cluster serves."""
+
+    target: str = DEFAULT_MODEL
+    """Target: the packaged model's name, a folder, a .gguf file, or a hub id."""
+    draft: str = PROMPT_LOOKUP
+    """prompt-lookup, off, layers:0,1,29 (layers of the target), or a model."""
+    dtype: str = "bfloat16"
+    """bfloat16 or float32."""
+    threads: int = 0
+    """Threads per model; 0: half of the cores each."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for."""
+
+    raw: Annotated[bool, Parameter(negative="")] = False
+    """Continue the prompt as it is, without the chat template."""
+    system: str = ""
+    """System message."""
+    max_tokens: int = 200
+    """Most tokens of the answer."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens that reach this mass, (0, 1]."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the likeliest, [0, 1]."""
+    seed: int | None = None
+    """The same seed gives the same text."""
+    mode: str = "auto"
+    """auto, greedy, coupled, rejection or block."""
+    gamma: int | None = None
+    """Tokens per proposal; unset: measured."""
+    window: int | None = None
+    """Tokens the drafter may be ahead, at least gamma; unset: measured."""
+    plain: Annotated[bool, Parameter(negative="")] = False
+    """Decode without drafts."""
+    origins: Annotated[bool, Parameter(negative="")] = False
+    """Colour tokens by where they came from."""
+
+    def request(self, prompt: str) -> GenerationRequest:
+        """Turn the options into a request.
+
+        Raises:
+            InvalidRequest: there is no such mode; everything else is checked by the orchestrator.
+        """
+        return GenerationRequest(
+            prompt=self._prompt(sys.stdin.read() if prompt == "-" else prompt),
+            max_tokens=self.max_tokens,
+            sampling=SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p),
+            seed=self.seed,
+            mode=self._mode(),
+            speculation=SpeculationChoice(off=self.plain, gamma=self.gamma, window=self.window),
+            return_token_origin=True,
+        )
+
+    def _prompt(self, text: str) -> TextPrompt | ChatPrompt:
+        if self.raw:
+            return TextPrompt(text)
+        before = (ChatMessage("system", self.system),) if self.system else ()
+        return ChatPrompt((*before, ChatMessage("user", text)))
+
+    def _mode(self) -> Mode | None:
+        if self.mode == "auto":
+            return None
+        try:
+            return Mode[self.mode.upper()]
+        except KeyError:
+            raise InvalidRequest("mode", self.mode, "auto, greedy, coupled, rejection or block") from None
+
+
+DEFAULT_MODELS = Models()
+DEFAULT_ASK = Ask()
+
+
+def main() -> None:
+    """Run the command line; an error of Outrider's own is one line on standard error and status 1."""
+    try:
+        app()
+    except OutriderError as error:
+        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {error.message}", soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command
+def run(
+    prompt: str,
+    *,
+    models: Models = DEFAULT_MODELS,
+    ask: Ask = DEFAULT_ASK,
+    compare: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Start a local cluster, stream the answer to PROMPT, and show how it went.
+
+    Args:
+        prompt: What to ask; "-" reads standard input.
+        models: What is served.
+        ask: What is asked for.
+        compare: Run the twin, the same request without speculation, too.
+    """
+    settings = LocalSettings(models.target, models.draft, models.dtype, models.threads)
+    _go(_run(settings, ask.request(prompt), origins=ask.origins, compare=compare))
+
+
+@app.command
+def generate(prompt: str, *, address: str = "127.0.0.1:7400", ask: Ask = DEFAULT_ASK) -> None:
+    """Stream the answer to PROMPT from a cluster that is running.
+
+    Args:
+        prompt: What to ask; "-" reads standard input.
+        address: host:port of an orchestrator.
+        ask: What is asked for.
+    """
+    _go(_generate(address, ask.request(prompt), origins=ask.origins))
+
+
+@app.command
+def up(*, models: Models = DEFAULT_MODELS, store: str = "", listen: str = "127.0.0.1:7400") -> None:
+    """Start a local cluster that stays until it is interrupted.
+
+    Args:
+        models: What is served.
+        store: URL of a Redis or Valkey; unset: an embedded one.
+        listen: host:port of the orchestrator.
+    """
+    _go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen)))
+
+
+@app.command
+def doctor(*, models: Models = DEFAULT_MODELS) -> None:
+    """Check this machine: environment, models, pairing, and whether rows are bit-identical here.
+
+    Args:
+        models: What would be served.
+    """
+    from outrider.cli.doctor import examine  # noqa: PLC0415 - loads torch models, which no other command needs
+
+    if not examine(console, models.target, models.draft, models.dtype):
+        sys.exit(1)
+
+
+def _go(command: Coroutine[Any, Any, None]) -> None:
+    try:
+        asyncio.run(command)
+    except KeyboardInterrupt:
+        console.print("\ninterrupted")
+        sys.exit(130)
+
+
+@asynccontextmanager
+async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
+    """Convert the model if it has to be, then start everything; progress bars while it lasts."""
+    with stages(console) as shown:
+        await asyncio.to_thread(locate, settings.target, shown.update)
+        cluster = LocalCluster(settings.specs(), store_url=settings.store_url, on_progress=shown.waiting)
+        await cluster.__aenter__()
+        shown.done()
+    try:
+        yield cluster
+    finally:
+        await cluster.__aexit__(None, None, None)
+
+
+async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: bool, compare: bool) -> None:
+    async with _local(settings) as cluster, Client(cluster.address) as client:
+        if compare:
+            await _ask(client, replace(request, max_tokens=WARM_UP_TOKENS), Answer(console, quiet=True))
+        answer = await _ask(client, request, Answer(console, origins=origins))
+        _show(answer, "with speculation" if compare else "", origins)
+        if compare:
+            twin = replace(request, speculation=SpeculationChoice(off=True))
+            _compare(answer, await _ask(client, twin, Answer(console, quiet=True)))
+
+
+async def _generate(address: str, request: GenerationRequest, *, origins: bool) -> None:
+    async with Client(address) as client:
+        _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
+
+
+async def _up(settings: LocalSettings) -> None:
+    async with _local(settings) as cluster:
+        console.print(f"serving {settings.target} at {cluster.address}; logs in {cluster.folder}; Ctrl-C stops it")
+        console.print(f'try: outrider generate --address {cluster.address} "What is an outrider?"')
+        while True:
+            await asyncio.sleep(1)
+            for service in cluster.services.values():
+                service.require_running()
+
+
+async def _ask(client: Client, request: GenerationRequest, answer: Answer) -> Answer:
+    async for event in client.generate(request):
+        answer.take(event)
+    return answer
+
+
+def _show(answer: Answer, title: str, origins: bool) -> None:
+    console.print("\n")
+    if origins:
+        console.print(legend())
+    if answer.finished is not None:
+        console.print(figures_table(answer.finished, title))
+
+
+def _compare(answer: Answer, twin: Answer) -> None:
+    """Show the twin's figures, the ratio of the two, and whether the texts are equal."""
+    if answer.finished is None or twin.finished is None:
+        return
+    console.print()
+    console.print(figures_table(twin.finished, "the twin, without speculation"))
+    ratio = answer.finished.figures.tokens_per_second / twin.finished.figures.tokens_per_second
+    same = answer.token_ids == twin.token_ids
+    console.print(f"\nspeed: {ratio:.2f} times the twin's")
+    console.print("the texts are equal" if same else "[red]the texts differ[/red]")
+    if not same:
+        sys.exit(1)

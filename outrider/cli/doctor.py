@@ -1,0 +1,97 @@
+"""`outrider doctor`: what this machine can do, found out by trying."""
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+from rich.console import Console
+
+from outrider.cli.local import PROMPT_LOOKUP, stages
+from outrider.errors import OutriderError
+from outrider.model.loader import ModelSpec
+from outrider.model.opening import OpenedModel, open_model
+from outrider.store.embedded import find_server
+
+PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis")
+NUM_BLOCKS = 32
+"""KV blocks of the models that are tried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    good: bool
+    detail: str
+
+
+def examine(console: Console, target: str, draft: str, dtype: str) -> bool:
+    """Print the report; return whether everything is as it should be."""
+    good = True
+    target_model: OpenedModel | None = None
+
+    def report(name: str, look: Callable[[], Finding]) -> None:
+        nonlocal good
+        try:
+            finding = look()
+        except OutriderError as error:
+            finding = Finding(name, False, error.message)
+        good &= finding.good
+        mark = "[green]ok[/green]  " if finding.good else "[red]bad[/red] "
+        console.print(f"{mark} {finding.name}: {finding.detail}", soft_wrap=True)
+
+    def look_at_target() -> Finding:
+        nonlocal target_model
+        with stages(console) as shown:
+            target_model = open_model(ModelSpec(target, dtype), num_blocks=NUM_BLOCKS, on_progress=shown.update)
+        info = target_model.runner.info
+        size = f"context {info.context_len}, {info.kv_bytes_per_token} bytes of KV per token"
+        return Finding("target", True, f"{info.name}, {info.dtype}, {size}")
+
+    def look_at_pairing() -> Finding:
+        if target_model is None:
+            return Finding("pairing", False, "no target to pair with")
+        return _pairing(target_model, target, draft, dtype)
+
+    report("environment", _environment)
+    report("store", _store)
+    report("target", look_at_target)
+    report("rows", lambda: _rows(target_model))
+    report("pairing", look_at_pairing)
+    return good
+
+
+def _environment() -> Finding:
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    devices = f"{torch.cuda.device_count()} CUDA devices" if torch.cuda.is_available() else "no CUDA device"
+    return Finding("environment", True, f"Python {platform.python_version()}, {packages}; {devices}")
+
+
+def _store() -> Finding:
+    return Finding("store", True, f"embedded server at {find_server()}")
+
+
+def _rows(model: OpenedModel | None) -> Finding:
+    """Say whether text is independent of the batch here."""
+    if model is None:
+        return Finding("rows", False, "no target to try")
+    info = model.runner.info
+    same = info.exactness == "bitwise"
+    classes = ", ".join(map(str, info.row_classes))
+    outcome = "identical bits" if same else "only nearly equal rows: the target's law, not always its text"
+    return Finding("rows", same, f"passes of {classes} rows give {outcome}; engine {info.fingerprint}")
+
+
+def _pairing(target_model: OpenedModel, target: str, draft: str, dtype: str) -> Finding:
+    """Load the draft as a worker would and compare vocabularies."""
+    if draft in (PROMPT_LOOKUP, "off"):
+        return Finding("pairing", True, f"{draft} needs no model")
+    layers = tuple(map(int, draft.removeprefix("layers:").split(","))) if draft.startswith("layers:") else None
+    spec = ModelSpec(target if layers else draft, dtype, layers)
+    drafter = open_model(spec, num_blocks=NUM_BLOCKS)
+    same = drafter.vocabulary.fingerprint == target_model.vocabulary.fingerprint
+    detail = f"{spec.label} and {target} {'share' if same else 'do not share'} the token -> id map"
+    return Finding("pairing", same, detail)

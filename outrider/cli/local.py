@@ -1,0 +1,89 @@
+"""The local cluster that `outrider run` and `outrider up` start: one verifier, one draft worker, one orchestrator."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from outrider.cluster import ServiceSpec
+
+PROMPT_LOOKUP = "prompt-lookup"
+"""The drafter that needs no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """What a local cluster is made of."""
+
+    target: str
+    draft: str
+    """"prompt-lookup", "off", "layers:0,1,28,29" of the target, or a model of its own."""
+    dtype: str = "bfloat16"
+    threads: int = 0
+    """Threads of each model; 0 divides the cores between verifier and draft worker."""
+    store_url: str = ""
+    listen: str = ""
+    """Address of the orchestrator; empty: a free port of the loopback interface."""
+
+    def specs(self) -> list[ServiceSpec]:
+        """Return the services to start."""
+        threads = str(self.threads or max(1, (os.cpu_count() or 1) // 2))
+        verify = {
+            "OUTRIDER_VERIFY_MODEL": self.target,
+            "OUTRIDER_VERIFY_DTYPE": self.dtype,
+            "OUTRIDER_VERIFY_THREADS": threads,
+        }
+        orchestrate = {"OUTRIDER_ORCHESTRATOR_MODEL": self.target}
+        if self.listen:
+            orchestrate["OUTRIDER_ORCHESTRATOR_LISTEN"] = self.listen
+        specs = [ServiceSpec("verify-1", "verify", verify), ServiceSpec("orchestrator-1", "orchestrate", orchestrate)]
+        if self.draft != "off":
+            specs.append(ServiceSpec("draft-1", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))
+        return specs
+
+    def _draft(self) -> dict[str, str]:
+        common = {"OUTRIDER_DRAFT_DTYPE": self.dtype}
+        if self.draft == PROMPT_LOOKUP:
+            return {"OUTRIDER_DRAFT_DRAFTER": "prompt_lookup", "OUTRIDER_DRAFT_MODEL": self.target, **common}
+        if self.draft.startswith("layers:"):
+            kept = self.draft.removeprefix("layers:")
+            return {"OUTRIDER_DRAFT_MODEL": self.target, "OUTRIDER_DRAFT_LAYERS": kept, **common}
+        return {"OUTRIDER_DRAFT_MODEL": self.draft, **common}
+
+
+class Stages:
+    """Progress bars, one per stage; a stage whose size is unknown shows a pulse."""
+
+    def __init__(self, progress: Progress) -> None:
+        """Draw on a running progress display."""
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, stage: str, fraction: float | None = None) -> None:
+        """Move a stage on; 1 ends it."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=None)
+        total = None if fraction is None else 1.0
+        self._progress.update(self._tasks[stage], total=total, completed=fraction or 0.0)
+
+    def waiting(self, service: str) -> None:
+        """Show the one service that is being waited for; the ones before it are there."""
+        for stage in self._tasks:
+            self.update(stage, 1.0)
+        self.update(f"starting {service}")
+
+    def done(self) -> None:
+        """End all stages."""
+        for stage in self._tasks:
+            self.update(stage, 1.0)
+
+
+@contextmanager
+def stages(console: Console) -> Iterator[Stages]:
+    """Show progress bars; they vanish at the end."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Stages(progress)
