@@ -200,13 +200,19 @@ async def server_stream(
 ) -> AsyncIterator[Stream[SendT, ReceiveT]]:
     """Run the server's side of a call for the time of the block; the handler must be a coroutine, not a generator.
 
-    A block that ends normally first sends what is queued. The call itself ends when the handler returns or raises.
+    A block that ends, normally or with an error, first sends what is queued. The call itself ends when the handler
+    returns or raises.
     """
     stream: Stream[SendT, ReceiveT] = Stream(encode, decode)
     reading = asyncio.create_task(stream._read(requests))
     writing = asyncio.create_task(stream._write(context.write))
     try:
-        yield stream
+        try:
+            yield stream
+        except Exception:
+            # gRPC cannot send a status while a message is being written: the client would never hear of the error.
+            await stream._flush(writing)
+            raise
         await stream._flush(writing)
     finally:
         await _settle(reading, writing)

@@ -91,6 +91,24 @@ async def test_an_error_out_of_a_task_group_is_found_in_its_group(servicer: Serv
     assert isinstance(end.error, NotFound)
 
 
+async def test_what_was_sent_just_before_an_error_arrives_and_so_does_the_error(
+    servicer: Servicer, tmp_path: Path
+) -> None:
+    async def handle(stream: "Stream[str, str]") -> None:
+        stream.send("last words")
+        await asyncio.sleep(0)  # the writer is in the middle of it
+        raise NotFound("gone")
+
+    servicer.handle = handle
+    async with serving(servicer, tmp_path) as connection:
+        for _ in range(20):
+            async with streaming(connection) as stream:
+                assert await stream.receive(10) == "last words"
+                end = await stream.receive(10)
+            assert isinstance(end, Broken)
+            assert isinstance(end.error, NotFound)
+
+
 async def _raise(error: Exception) -> None:
     raise error
 
