@@ -174,7 +174,11 @@ class DraftApp:
     def _proposals(self, loaded: Loaded, thread: WorkerThread) -> ProposeStreams:
         hello = ProposeHello(self.worker_id, loaded.vocabulary, loaded.drafter.info.feature_layers)
         return ProposeStreams(
-            hello, self.metrics, self._refused, lambda features: thread.submit(GiveFeatures(features))
+            hello,
+            self.metrics,
+            self._refused,
+            lambda features: thread.submit(GiveFeatures(features)),
+            self.settings.propose_linger_s,
         )
 
     def _deliver(self, reports: Sequence[Report]) -> None:

@@ -50,6 +50,8 @@ class DraftSettings(ServiceSettings):
     """How long an announcement in the registry holds; renewed three times as often."""
     hang_s: float = Field(default=20.0, gt=0)
     """A token step that takes longer counts as hanging: sessions end, health is NOT_SERVING until it is over."""
+    propose_linger_s: float = Field(default=30.0, ge=0)
+    """How long the stream to a verifier stays open after its last session."""
     load_failure_linger_s: float = Field(default=30.0, ge=0)
     """How long a worker whose model cannot be loaded goes on saying why before it exits with status 1."""
 

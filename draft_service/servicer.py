@@ -40,7 +40,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             raise Unavailable(self.unready)
         return draft_pb2.DraftServiceDescribeResponse(worker=description_to_proto(self._describe()))
 
-    async def Draft(self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:
+    # A coroutine, not the generator of the stub: it writes to its stream whenever the model thread reports.
+    async def Draft(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any
+    ) -> None:
         """Draft for one session; see `Seats.serve` for how it ends."""
         if self._seats is None:
             raise Unavailable(self.unready)

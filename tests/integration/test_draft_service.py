@@ -1,0 +1,498 @@
+"""The draft service over real gRPC: sessions, the Propose stream, refusals, failures, draining."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draft_service.app import DraftApp
+from draft_service.config import DraftSettings
+from draft_service.drafters.causal_lm import CausalLm
+from draft_service.drafters.protocol import Outcome, Work
+from draft_service.loading import Loaded, Progress
+from outrider.codec.types import description_from_proto
+from outrider.errors import (
+    FailedPrecondition,
+    Internal,
+    InvalidRequest,
+    OutriderError,
+    ProtocolError,
+    ResourceExhausted,
+    Unavailable,
+    VocabularyMismatch,
+)
+from outrider.ids import Mode
+from outrider.messages import (
+    DraftClose,
+    DraftStatus,
+    Draining,
+    Pass,
+    Proposal,
+    ProposalHeader,
+    RollbackHint,
+    SamplingParams,
+    WorkerDescription,
+)
+from outrider.model.toy import ToyRunner, ToyTokenizer
+from outrider.model.vocabulary import vocabulary
+from outrider.rpc import Ended, channel, rpc_errors
+from outrider.store.connect import open_client
+from outrider.store.registry import Registry
+from outrider.v1 import draft_pb2, draft_pb2_grpc
+from tests.integration.draft_bench import (
+    LANGUAGE,
+    PROMPT,
+    TIMEOUT_S,
+    VOCAB,
+    DraftStream,
+    commit,
+    draft_app,
+    draft_call,
+    error_of,
+    greedy,
+    opening,
+    recording_verifier,
+    until,
+    until_async,
+)
+
+
+async def health(address: str) -> int:
+    async with channel(address) as to_worker:
+        stub = health_pb2_grpc.HealthStub(to_worker)
+        return int((await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)).status)
+
+
+async def describe(address: str) -> WorkerDescription:
+    async with channel(address) as to_worker:
+        stub = draft_pb2_grpc.DraftServiceStub(to_worker)
+        with rpc_errors():
+            answer = await stub.Describe(draft_pb2.DraftServiceDescribeRequest(), timeout=TIMEOUT_S)
+        return description_from_proto(answer.worker)
+
+
+async def serves(address: str) -> bool:
+    return await health(address) == SERVING
+
+
+async def last_status(stream: DraftStream) -> DraftStatus:
+    """Close the session and return the status that ends the stream."""
+    stream.send(DraftClose())
+    last: DraftStatus | None = None
+    while not isinstance(message := await stream.receive(TIMEOUT_S), Ended):
+        assert isinstance(message, DraftStatus), message
+        last = message
+    assert last is not None
+    return last
+
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_is_drafted_for_round_by_round_and_reports_at_its_end() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        text = PROMPT
+        for number in range(5):
+            proposal = await verifier.next()
+            assert isinstance(proposal, Proposal)
+            assert (proposal.base_len, proposal.epoch.round) == (len(text), number)
+            assert proposal.token_ids == greedy(text, 4)
+            stream.send(commit(len(text), greedy(text, 5), number + 1))
+            text += greedy(text, 5)
+        await verifier.next()
+        first = await stream.receive(TIMEOUT_S)
+        assert isinstance(first, DraftStatus)
+        assert first.ready
+        status = await last_status(stream)
+        assert (status.drafter, status.num_drafted) == ("toy", 24)
+        assert status.draft_s_per_token > 0
+        assert [hello.worker_id for hello in verifier.hellos] == ["d"]
+
+
+async def test_all_sessions_of_a_verifier_share_one_stream() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app:
+        async with draft_call(app.address) as one, draft_call(app.address) as two:
+            one.send(opening(address, "one"))
+            two.send(opening(address, "two", mode=Mode.REJECTION))
+            messages = [await verifier.next() for _ in range(3)]
+        assert {type(m) for m in messages} == {Proposal, ProposalHeader}
+        assert {m.session_id for m in messages} == {"one", "two"}
+        assert len(verifier.hellos) == 1
+
+
+async def test_a_missed_commit_is_asked_for_on_the_stream() -> None:
+    async with recording_verifier() as (_, address), draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        stream.send(commit(25, (1,), 1))
+        missing = -1
+        while missing < 0:
+            message = await stream.receive(TIMEOUT_S)
+            assert isinstance(message, DraftStatus)
+            missing = message.missing_from
+        assert missing == len(PROMPT)
+
+
+async def test_a_higher_generation_takes_the_session_over_and_a_lower_one_is_refused() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as old:
+        old.send(opening(address, attach=2))
+        await verifier.next()
+        for attach in (1, 2):
+            async with draft_call(app.address) as late:
+                late.send(opening(address, attach=attach))
+                assert isinstance(await error_of(late.receive), FailedPrecondition)
+        async with draft_call(app.address) as new:
+            new.send(opening(address, attach=3))
+            error = await error_of(old.receive)
+            assert isinstance(error, FailedPrecondition)
+            assert "superseded" in error.message
+            proposal = await verifier.next()
+            assert proposal.epoch.generation.attach == 3
+            assert (await last_status(new)).num_drafted == 4
+
+
+async def test_a_client_that_disappears_frees_its_place() -> None:
+    async with recording_verifier() as (verifier, address), draft_app(max_sessions=1) as app:
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            await verifier.next()
+            async with draft_call(app.address) as second:
+                second.send(opening(address, "other"))
+                assert isinstance(await error_of(second.receive), ResourceExhausted)
+        await until(lambda: app.seats is not None and not len(app.seats))
+        async with draft_call(app.address) as second:
+            second.send(opening(address, "other"))
+            assert (await verifier.next()).session_id == "other"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"token_ids": (1, VOCAB)}, ProtocolError),
+        ({"sampling": SamplingParams(temperature=0.0, logit_bias=((VOCAB, 1.0),))}, InvalidRequest),
+        ({"prompt_len": 99}, ProtocolError),
+        ({"draft_key": b"", "mode": Mode.COUPLED}, ProtocolError),
+    ],
+)
+async def test_an_opening_that_makes_no_sense_is_refused_and_others_go_on(
+    change: dict[str, object], expected: type[OutriderError]
+) -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as good:
+        good.send(opening(address, "good"))
+        await verifier.next()
+        async with draft_call(app.address) as bad:
+            bad.send(replace(opening(address, "bad"), **change))  # type: ignore[arg-type]
+            assert isinstance(await error_of(bad.receive), expected)
+        good.send(commit(20, greedy(PROMPT, 5), 1))
+        assert (await verifier.next()).session_id == "good"
+
+
+async def test_a_stream_that_does_not_begin_with_an_opening_is_refused() -> None:
+    async with draft_app() as app, draft_call(app.address) as stream:
+        stream.send(commit(0, (1,), 1))
+        assert isinstance(await error_of(stream.receive), ProtocolError)
+
+
+async def test_a_commit_against_the_chain_fails_only_its_session() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app:
+        async with draft_call(app.address) as bad, draft_call(app.address) as good:
+            bad.send(opening(address, "bad"))
+            good.send(opening(address, "good"))
+            for _ in range(2):
+                await verifier.next()
+            bad.send(commit(20, ((greedy(PROMPT, 1)[0] + 1) % VOCAB,), 0))
+            assert isinstance(await error_of(bad.receive), ProtocolError)
+            good.send(commit(20, greedy(PROMPT, 5), 1))
+            assert (await verifier.next()).session_id == "good"
+
+
+# --- the Propose stream -------------------------------------------------------------------------------------------
+
+
+async def test_what_is_drafted_before_the_verifier_is_there_arrives_when_it_is() -> None:
+    async with recording_verifier() as (_, address):
+        pass
+    async with draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        await until(lambda: counted(app, "propose_connects", result="failed") >= 1)
+        async with recording_verifier(address) as (verifier, _):
+            proposal = await verifier.next()
+            assert isinstance(proposal, Proposal)
+            assert proposal.token_ids == greedy(PROMPT, 4)
+
+
+async def test_a_broken_stream_is_opened_again_and_what_fell_between_is_dropped() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        await verifier.next()
+        verifier.hang_up.set()
+        await until(lambda: verifier.ended == 1)
+        await asyncio.sleep(0.02)
+        stream.send(commit(20, greedy(PROMPT, 5), 1))
+        verifier.hang_up.clear()
+        await until(lambda: len(verifier.streams) >= 2)
+        stream.send(commit(25, greedy(PROMPT, 7)[5:6], 2))
+        while True:
+            proposal = await verifier.next()
+            if proposal.epoch.round == 2:
+                break
+        assert isinstance(proposal, Proposal)
+        assert proposal.base_len == 26
+
+
+async def test_a_refused_vocabulary_fails_the_sessions_of_that_verifier_only() -> None:
+    """Case 10, the draft worker's half: the reason reaches the orchestrator."""
+    async with (
+        recording_verifier() as (refusing, bad_address),
+        recording_verifier() as (verifier, address),
+        draft_app() as app,
+        draft_call(app.address) as good,
+        draft_call(app.address) as bad,
+    ):
+        refusing.refusal = VocabularyMismatch("id 7 is 'a' there and 'b' here")
+        bad.send(opening(bad_address, "bad"))
+        good.send(opening(address, "good"))
+        error = await error_of(bad.receive)
+        assert isinstance(error, VocabularyMismatch)
+        assert "id 7" in error.message
+        assert (await verifier.next()).session_id == "good"
+        refusing.refusal = None
+        async with draft_call(app.address) as again:
+            again.send(opening(bad_address, "bad", attach=2))
+            assert (await refusing.next()).session_id == "bad"
+
+
+async def test_hints_and_unexpected_messages_of_a_verifier_are_counted() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
+        opened = opening(address)
+        stream.send(opened)
+        await verifier.next()
+        verifier.streams[0].send(RollbackHint(opened.session_id, opened.epoch, 20, 3))
+        verifier.streams[0].send(Draining("for the test"))
+        await until(lambda: counted(app, "rollback_hints") == 1)
+
+
+async def test_an_unused_stream_is_closed_after_a_while() -> None:
+    async with recording_verifier() as (verifier, address), draft_app(propose_linger_s=0.05) as app:
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            await verifier.next()
+            await last_status(stream)
+        await until(lambda: verifier.ended == 1)
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address, attach=2))
+            assert (await verifier.next()).epoch.generation.attach == 2
+
+
+# --- a drafter that fails -----------------------------------------------------------------------------------------
+
+
+class Moody(CausalLm):
+    """Raises or hangs in a token step when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(ToyRunner(LANGUAGE), vocab_len=VOCAB, kind="toy")
+        self.raises = False
+        self.hangs = threading.Event()
+        self.hangs.set()
+
+    def draw(self, batch: Sequence[Work]) -> list[Outcome]:
+        self.hangs.wait(TIMEOUT_S)
+        if self.raises:
+            raise RuntimeError("bad mood")
+        return super().draw(batch)
+
+    def load(self, settings: DraftSettings, on_progress: Progress) -> Loaded:
+        return Loaded(self, vocabulary(ToyTokenizer()))
+
+
+async def test_a_drafter_that_raises_fails_its_sessions_and_serves_the_next() -> None:
+    """Case 25: raises."""
+    drafter = Moody()
+    async with recording_verifier() as (verifier, address), draft_app(drafter.load) as app:
+        drafter.raises = True
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            error = await error_of(stream.receive)
+        assert isinstance(error, Internal)
+        assert "bad mood" in error.message
+        assert counted(app, "session_failures", cause="draw") == 1
+        drafter.raises = False
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address, attach=2))
+            assert isinstance(await verifier.next(), Proposal)
+        assert await health(app.address) == SERVING
+
+
+async def test_a_drafter_that_hangs_is_seen_and_recovers() -> None:
+    """Case 25: hangs."""
+    drafter = Moody()
+    async with recording_verifier() as (verifier, address), draft_app(drafter.load, hang_s=0.2) as app:
+        drafter.hangs.clear()
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            error = await error_of(stream.receive)
+        assert isinstance(error, Unavailable)
+        assert "has not answered" in error.message
+        await until(lambda: gauge(app, "degraded") == 1)
+        assert await health(app.address) == NOT_SERVING
+        assert (await describe(app.address)).draining
+        drafter.hangs.set()
+        await until(lambda: gauge(app, "degraded") == 0)
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address, attach=2))
+            while (await verifier.next()).epoch.generation.attach != 2:
+                pass
+        assert await health(app.address) == SERVING
+
+
+async def test_a_drafter_that_keeps_failing_ends_the_worker() -> None:
+    """Case 25: dies."""
+    drafter = Moody()
+    drafter.raises = True
+    async with recording_verifier() as (_, address), draft_app(drafter.load) as app:
+        for attach in range(5):
+            async with draft_call(app.address) as stream:
+                stream.send(opening(address, attach=attach))
+                assert isinstance(await error_of(stream.receive), Internal | Unavailable)
+        assert app.seats is not None
+        await until(lambda: app.seats is not None and app.seats.trouble is not None)
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address, attach=9))
+            assert isinstance(await error_of(stream.receive), Unavailable)
+
+
+async def test_a_drafter_that_cannot_be_loaded_is_not_serving_and_says_why() -> None:
+    """Case 26."""
+    async with draft_app(ready=False, drafter="causal_lm", model="/no/such/model") as app:
+
+        async def given_up() -> bool:
+            return "cannot" in (await unavailable(app.address)).message
+
+        await until_async(given_up)
+        error = await unavailable(app.address)
+        assert "/no/such/model" in error.message
+        assert await health(app.address) == NOT_SERVING
+        async with draft_call(app.address) as stream:
+            stream.send(opening("nowhere:1"))
+            assert "/no/such/model" in (await error_of(stream.receive)).message
+
+
+async def unavailable(address: str) -> Unavailable:
+    with pytest.raises(Unavailable) as caught:
+        await describe(address)
+    return caught.value
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+async def test_a_draining_worker_tells_its_sessions_and_refuses_new_ones() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        await verifier.next()
+        draining = asyncio.create_task(app.drain())
+        while not isinstance(await stream.receive(TIMEOUT_S), Draining):
+            pass
+        async with draft_call(app.address) as late:
+            late.send(opening(address, "late"))
+            assert isinstance(await error_of(late.receive), Unavailable)
+        stream.send(commit(20, greedy(PROMPT, 5), 1))
+        assert isinstance(await verifier.next(), Proposal)
+        assert not draining.done()
+        await last_status(stream)
+        await asyncio.wait_for(draining, TIMEOUT_S)
+
+
+async def test_the_worker_is_in_the_registry_while_it_serves(valkey_url: str) -> None:
+    client = open_client(valkey_url)
+    registry = Registry(client)
+    try:
+        async with draft_app(store_url=valkey_url, worker_id="draft-in-registry", max_sessions=7) as app:
+
+            async def found() -> list[WorkerDescription]:
+                return [w for w in await registry.workers("draft") if w.worker_id == "draft-in-registry"]
+
+            await until_async(found)
+            [worker] = await found()
+            assert worker == await describe(app.address)
+            assert (worker.drafter, worker.capacity, worker.address) == ("toy", 7, app.address)
+        assert not await found()
+    finally:
+        await client.aclose()
+
+
+async def test_the_process_serves_and_ends_with_status_0_on_sigterm() -> None:
+    process, address = await start_process(OUTRIDER_DRAFT_DRAFTER="toy")
+    try:
+        await until_async(lambda: serves(address))
+        async with recording_verifier() as (verifier, verifier_address), draft_call(address) as stream:
+            stream.send(opening(verifier_address))
+            assert isinstance(await verifier.next(), Proposal | Pass)
+            await last_status(stream)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_the_process_ends_with_status_1_when_its_model_cannot_be_loaded() -> None:
+    started = time.monotonic()
+    process, _ = await start_process(OUTRIDER_DRAFT_MODEL="/no/such/model", OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S="0.1")
+    assert await asyncio.wait_for(process.wait(), 60) == 1
+    assert time.monotonic() - started < 60
+
+
+async def test_the_process_refuses_a_setting_it_does_not_know() -> None:
+    process = await spawn(OUTRIDER_DRAFT_MODELL="x")
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 2
+    assert b"OUTRIDER_DRAFT_MODELL" in errors
+
+
+async def spawn(**settings: str) -> asyncio.subprocess.Process:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_DRAFT")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "draft_service",
+        env={**environment, "GRPC_VERBOSITY": "ERROR", **settings},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def start_process(**settings: str) -> tuple[asyncio.subprocess.Process, str]:
+    """Start a draft worker; return it with the address that it logs."""
+    process = await spawn(OUTRIDER_DRAFT_LISTEN="127.0.0.1:0", **settings)
+    assert process.stderr is not None
+    while True:
+        line = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
+        assert line, "the process ended"
+        if "listens on" in line:
+            return process, line.split()[-1]
+
+
+def counted(app: DraftApp, name: str, **labels: str) -> float:
+    return _sample(app, f"{name}_total", labels)
+
+
+def gauge(app: DraftApp, name: str) -> float:
+    return _sample(app, name, {})
+
+
+def _sample(app: DraftApp, name: str, labels: dict[str, str]) -> float:
+    return float(app.metrics.registry.get_sample_value(f"outrider_draft_{name}", labels) or 0.0)
