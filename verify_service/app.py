@@ -47,7 +47,7 @@ class VerifyApp:
         self.settings = settings
         fresh = f"verify-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
-        self.server = RpcServer()
+        self.server = RpcServer(settings.max_message_bytes)
         self.address = ""
         """Where it listens, once started."""
         self.ready = asyncio.Event()

@@ -7,6 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from outrider.config import ServiceSettings
 from outrider.model.loader import DEFAULT_MODEL
+from outrider.rpc import MAX_MESSAGE_BYTES
 
 TOY = "toy"
 """Model name of the exact toy model, which needs no weights."""
@@ -39,6 +40,8 @@ class VerifySettings(ServiceSettings):
     """Longest wait for a proposal that was announced; running out voids rejection mode's guarantee, and is counted."""
     idle_s: float = Field(default=600.0, ge=0)
     """How long a session's KV is kept after it ended."""
+    max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16)
+    """Largest message that is sent or taken; a larger one ends the stream it came on."""
     send_hints: bool = False
     """Whether draft workers are told of an epoch's end before the orchestrator's commit."""
     toy_seed: int = 0
