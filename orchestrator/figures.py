@@ -142,7 +142,8 @@ class Meter:
         return Figures(
             num_rounds=counts["rounds"],
             num_rollbacks=counts["rollbacks"],
-            num_drafted=sum(status.num_drafted for status in statuses),
+            # Reports come at intervals: what was tested since the last one was drafted too.
+            num_drafted=max(counts["tested"], sum(status.num_drafted for status in statuses)),
             num_tested=counts["tested"],
             num_accepted=counts["accepted"],
             tested_per_position=tuple(self._tested),

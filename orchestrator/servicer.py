@@ -1,4 +1,7 @@
-"""`GenerationService` over gRPC: decodes, calls `orchestrator.sessions`, encodes. Errors become statuses in `outrider.rpc`."""
+"""`GenerationService` over gRPC: decodes, calls `orchestrator.sessions`, encodes.
+
+Errors become statuses in `outrider.rpc`.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

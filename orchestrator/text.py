@@ -125,6 +125,8 @@ class Detokenizer:
     def _cut_anywhere(self) -> None:
         """Keep malformed text from growing the window: cut where both parts decode as they do together."""
         start = len(self._window) - _KEPT_AT_CUT
+        if self._decoder.bytes.issuperset(self._window[start - 1 : start + 1]):
+            return  # inside a run of byte tokens, which stands or falls as a whole
         head, rest = self._decoder.decode(self._window[:start]), self._decoder.decode(self._window[start:])
         if len(head) <= self._given and head + rest == self._decoder.decode(self._window):
             del self._window[:start]

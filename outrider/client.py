@@ -4,8 +4,8 @@
         async for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"))):
             ...
 
-Failed calls raise `outrider.errors`. Leaving an iterator early calls the generation off; close it (`contextlib.aclosing`)
-to do so at once.
+Failed calls raise `outrider.errors`. Leaving an iterator early calls the generation off; close it
+(`contextlib.aclosing`) to do so at once.
 """
 
 from collections.abc import AsyncGenerator
