@@ -59,7 +59,7 @@ def main() -> int:
     configure_logging(settings.log_level, settings.log_format)
     try:
         asyncio.run(serve(settings))
-    except OutriderError as error:
+    except (OutriderError, OSError) as error:  # OSError: the metrics port is taken
         log.critical("the draft worker ends: %s", error)
         return 1
     except ExceptionGroup as group:

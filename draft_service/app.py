@@ -65,9 +65,16 @@ class DraftApp:
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Listen; health is NOT_SERVING."""
+        """Listen; health is NOT_SERVING.
+
+        Raises:
+            Unavailable: the address is taken, or none of this machine's.
+        """
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self.server.server)
-        self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        try:
+            self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {self.settings.listen}: {error}") from error
         log.info("draft worker %s listens on %s", self.worker_id, self.address)
 
     async def run(self) -> None:

@@ -149,6 +149,8 @@ class DraftWorker:
 
     def _plan(self, session: Session) -> None:
         """Let a session begin a proposal, or go on waiting for its drafter to catch up."""
+        if len(session.window.ids) >= session.window.max_len:
+            self._mark_ready(session)  # nothing can be drafted, so nothing needs to be computed
         if session.planning is not None:
             self._carry_out(session, [session.planning])
         elif session.window.wants_time:

@@ -1,17 +1,19 @@
 """The draft service over real gRPC: sessions, the Propose stream, refusals, failures, draining."""
 
 import asyncio
+import logging
 import os
 import signal
+import socket
 import sys
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from draft_service.__main__ import main
 from draft_service.app import DraftApp
 from draft_service.config import DraftSettings
 from draft_service.drafters.causal_lm import CausalLm
@@ -79,7 +81,7 @@ async def describe(address: str) -> WorkerDescription:
 
 
 async def serves(address: str) -> bool:
-    return await health(address) == SERVING
+    return await health(address) == int(SERVING)
 
 
 async def last_status(stream: DraftStream) -> DraftStatus:
@@ -449,35 +451,62 @@ async def test_the_process_serves_and_ends_with_status_0_on_sigterm() -> None:
             await process.wait()
 
 
-async def test_the_process_ends_with_status_1_when_its_model_cannot_be_loaded() -> None:
-    started = time.monotonic()
-    process, _ = await start_process(OUTRIDER_DRAFT_MODEL="/no/such/model", OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S="0.1")
-    assert await asyncio.wait_for(process.wait(), 60) == 1
-    assert time.monotonic() - started < 60
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
-async def test_the_process_refuses_a_setting_it_does_not_know() -> None:
-    process = await spawn(OUTRIDER_DRAFT_MODELL="x")
-    _, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    assert b"OUTRIDER_DRAFT_MODELL" in errors
+@pytest.mark.usefixtures("logging_as_before")
+def test_the_exit_status_is_1_when_the_model_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFT_MODEL", "/no/such/model")
+    monkeypatch.setenv("OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S", "0.1")
+    assert main() == 1
 
 
-async def spawn(**settings: str) -> asyncio.subprocess.Process:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_DRAFT")}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "draft_service",
-        env={**environment, "GRPC_VERBOSITY": "ERROR", **settings},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+@pytest.mark.usefixtures("logging_as_before")
+def test_the_exit_status_is_1_when_the_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("OUTRIDER_DRAFT_LISTEN", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert main() == 1
+
+
+def test_a_setting_that_does_not_exist_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFT_MODELL", "x")
+    assert main() == 2
+    assert "OUTRIDER_DRAFT_MODELL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "layers"), [("0,1,28,29", (0, 1, 28, 29)), ("", None), ("7", (7,))])
+def test_kept_layers_are_a_list_of_numbers(
+    monkeypatch: pytest.MonkeyPatch, text: str, layers: tuple[int, ...] | None
+) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFT_LAYERS", text)
+    assert DraftSettings.load().layers == layers
+
+
+@pytest.mark.parametrize("text", ["0,x", "0 1", "1.5"])
+def test_kept_layers_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("OUTRIDER_DRAFT_LAYERS", text)
+    with pytest.raises(InvalidRequest, match="OUTRIDER_DRAFT_LAYERS"):
+        DraftSettings.load()
 
 
 async def start_process(**settings: str) -> tuple[asyncio.subprocess.Process, str]:
     """Start a draft worker; return it with the address that it logs."""
-    process = await spawn(OUTRIDER_DRAFT_LISTEN="127.0.0.1:0", **settings)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "draft_service",
+        env={**os.environ, "GRPC_VERBOSITY": "ERROR", "OUTRIDER_DRAFT_LISTEN": "127.0.0.1:0", **settings},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
     assert process.stderr is not None
     while True:
         line = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()

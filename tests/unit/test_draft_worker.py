@@ -456,6 +456,16 @@ def test_ready_is_reported_once_when_the_prompt_is_computed() -> None:
     assert runner.passes == [64] * 3  # the last eight tokens go into the first decode pass
 
 
+def test_a_session_in_which_nothing_can_be_drafted_costs_no_pass() -> None:
+    """Case 6, the draft's half."""
+    drafter, runner = toy()
+    desk = Desk(drafter)
+    desk.open(opening("s", prompt(200), sequential(4), max_len=200))
+    desk.run()
+    assert [(m.base_len, m.until_len) for m in desk.sent(Pass)] == [(200, FOREVER)]
+    assert runner.passes == []
+
+
 def test_the_reported_time_is_that_of_a_token_step_as_this_session_sees_it() -> None:
     """Two sessions in one step of 30 ms: 30 ms per token for each, not 15; counts equal what was drawn."""
     inner, _ = toy()
