@@ -192,7 +192,7 @@ class VerdictCause:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one committed token, natural logarithm, of the processed distribution's logits."""
+    """Natural log-probabilities of one committed token under the model itself: before bias, penalties and filters."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

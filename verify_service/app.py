@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable
 
-from outrider.errors import Internal, OutriderError
+from outrider.errors import Internal, OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.rpc import RpcServer
@@ -58,6 +58,7 @@ class VerifyApp:
         self.metrics = VerifyMetrics(self._servicer)
         self._loaded: Loaded | None = None
         self._draining = False
+        self._registry: Registry | None = None
         self._loop = asyncio.get_running_loop()
         self._death: asyncio.Future[None] = self._loop.create_future()
 
@@ -96,6 +97,11 @@ class VerifyApp:
         """Let no new session in, tell the running ones, and wait for them to end."""
         self._draining = True
         self._servicer.start_draining("the verifier is stopping")
+        if self._registry is not None:
+            try:
+                await self._registry.announce(self.describe(), self.settings.heartbeat_ttl_s)
+            except StoreUnavailable as error:
+                log.warning("nobody could be told of draining: %s", error)
         await self._servicer.empty.wait()
 
     def describe(self) -> WorkerDescription:
@@ -185,7 +191,7 @@ class VerifyApp:
             return
         client = open_client(self.settings.store_url)
         try:
-            registry = Registry(client)
+            registry = self._registry = Registry(client)
             try:
                 await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)
             finally:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
+from torch import Tensor
+
 from verify_service.alarms import Alarms
 from verify_service.events import Count, Event, Report, Rewind, Scheduled, StartTimer, Test, TimerExpired, TimerKind
 from verify_service.inbox import Ticket
-from verify_service.judging import judge, rows_of
+from verify_service.judging import judge, num_row_mismatches, rows_of
 from verify_service.reports import hint_of, verdict_of
 from verify_service.sessions import Session
 from verify_service.workers import Workers
@@ -83,9 +85,20 @@ class Driver:
                 test = self.step(session, Scheduled(0))
                 if test is None:
                     return
-                self.step(session, judge(session, test, rows_of(session, test, None)))
+                self.judge(session, test, None)
         except Exception as error:
             self.fail(session, error)
+
+    def judge(self, session: Session, test: Test, logits: Tensor | None) -> None:
+        """Decide a test and tell the chain.
+
+        Args:
+            session: whose chain handed it out.
+            test: the test.
+            logits: [len(test.feed), vocab_size] of the pass; None if it needed none.
+        """
+        self.counters["draft_row_mismatch"] += num_row_mismatches(session, test)
+        self.step(session, judge(session, test, rows_of(session, test, logits)))
 
     def start_timer(self, session: Session, timer: StartTimer) -> None:
         """Start a chain's timer; that of a session without complete KV waits until it is ready."""

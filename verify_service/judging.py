@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from outrider.messages import TokenLogprobs
-from outrider.sampling import target_rows
+from outrider.noise import Purpose, derive_key, word64
+from outrider.sampling import draw_from_counts, target_rows
 from outrider.verification import KeyedDraws
 from verify_service.events import Judged, Test
 from verify_service.sessions import Session
@@ -64,6 +65,21 @@ def _decide(session: Session, test: Test, rows: Tensor) -> Judged:
         return Judged(0, 0, session.rule.draw(prepared[0], draws, test.base_len))
     judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
     return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+
+
+def num_row_mismatches(session: Session, test: Test) -> int:
+    """Return how many tokens were not drawn from the row sent with them, by the session's own draft stream.
+
+    Only a defect or a lie makes any. What is judged does not change: a count tells that the law does not hold.
+    """
+    if not test.rows:
+        return 0
+    key = derive_key(session.opened.key, Purpose.DRAFT)
+    drawn = (
+        draw_from_counts(row, word64(key, position, test.epoch))
+        for position, row in enumerate(test.rows, test.base_len)
+    )
+    return sum(token != own for token, own in zip(test.token_ids, drawn, strict=True))
 
 
 def token_logprobs(rows: Tensor, tokens: list[int], num_top: int) -> list[TokenLogprobs]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from outrider.errors import Internal
 from outrider.model.runner import ModelRunner, Rows
 from verify_service.driver import Driver
-from verify_service.events import Test
-from verify_service.judging import judge, rows_of
 from verify_service.reports import features_of
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sessions import Session
@@ -72,7 +70,7 @@ class Passes:
         session = work.session
         try:
             if work.test is not None:
-                self._judge(session, work.test, rows)
+                self.driver.judge(session, work.test, rows.logits)
             elif work.feed.slot.length == session.chain.kv_len:
                 session.filling = False
                 self.driver.make_ready(session)
@@ -80,10 +78,6 @@ class Passes:
             self._tell_features(session, work, rows)
         except Exception as error:
             self.driver.fail(session, error)
-
-    def _judge(self, session: Session, test: Test, rows: Rows) -> None:
-        judged = judge(session, test, rows_of(session, test, rows.logits))
-        self.driver.step(session, judged)
 
     def _check(self, session: Session, work: Work) -> None:
         length, expected = work.feed.slot.length, session.chain.kv_len

@@ -163,10 +163,14 @@ class Roster:
         return True
 
     def _has_room(self, session: Session) -> bool:
-        """Whether a slot may be given out: all that running sessions still have to fill stays reserved."""
+        """Whether a slot may be given out.
+
+        All that running sessions still have to fill stays reserved, and a block for each to grow into: a session that
+        lost its KV would only lose it again.
+        """
         if len(self._running) >= self._limits.max_sessions:
             return False
-        reserved = sum(missing_blocks(running) for running in self._running.values())
+        reserved = sum(missing_blocks(running) + 1 for running in self._running.values())
         return not self._running or reserved + missing_blocks(session) <= self._residence.available_blocks
 
     def _check_balance(self) -> None:

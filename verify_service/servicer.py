@@ -115,6 +115,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             ticket = Ticket(next(self._tickets))
             serving.engine.post(inbox.OpenSession(ticket, opened, outlet.send))
             self._count_open(1)
+            log.info(
+                "session %s opens in %s with %d tokens", opened.session_id, opened.generation, len(opened.token_ids)
+            )
             try:
                 error = await until_end(outlet, self._read_decode(serving, stream, ticket, outlet))
             finally:

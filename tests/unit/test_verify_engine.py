@@ -9,6 +9,7 @@ import torch
 from outrider.errors import FailedPrecondition, Internal, OutriderError, ResourceExhausted
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind
 from outrider.messages import (
+    COUNT_TOTAL,
     DecodeAttach,
     DecodeProgress,
     Draining,
@@ -16,6 +17,7 @@ from outrider.messages import (
     ProposalHeader,
     RollbackHint,
     SamplingParams,
+    SparseRow,
     Speculation,
     TargetFeatures,
     VerdictCause,
@@ -88,6 +90,7 @@ def test_eight_sessions_with_rows_finish_and_accept_a_perfect_drafter_more_often
     assert untroubled(desk)
     good, bad = clients[0].kinds.count(TokenKind.ACCEPTED), clients[-1].kinds.count(TokenKind.ACCEPTED)
     assert good > bad > 0
+    assert desk.engine.counters["draft_row_mismatch"] == 0
     assert all(client.verdicts[-1].guarantee_void == 0 for client in clients)
 
 
@@ -178,6 +181,23 @@ def test_no_logprobs_are_sent_unasked_and_empty_lists_when_none_are_wanted() -> 
     assert all(not verdict.logprobs for verdict in clients[0].verdicts)
     assert all(entry.top == () for verdict in clients[1].verdicts for entry in verdict.logprobs)
     assert sum(len(verdict.logprobs) for verdict in clients[1].verdicts) == 40
+
+
+def test_a_row_that_its_token_was_not_drawn_from_is_counted() -> None:
+    desk = Desk()
+    honest = desk.propose
+
+    def lie(message: Proposal | ProposalHeader) -> None:
+        if isinstance(message, Proposal):
+            row = SparseRow(tuple(range(VOCAB)), (COUNT_TOTAL - VOCAB + 1, *(1,) * (VOCAB - 1)))
+            message = replace(message, rows=(row,) * len(message.token_ids))
+        honest(message)
+
+    desk.propose = lie  # type: ignore[method-assign]
+    client = Client(desk, Request(mode=Mode.REJECTION, sampling=WARM, key=KEY), noisy_draft(0.0))
+    desk.run([client])
+    assert desk.engine.counters["draft_row_mismatch"] > 10
+    assert untroubled(desk)
 
 
 # --- KV -----------------------------------------------------------------------------------------------------------
