@@ -18,6 +18,8 @@ from outrider.model.opening import open_model
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
 from outrider.model.vocabulary import vocabulary
 
+TOY = "toy"
+"""Name of the toy model, whose vocabulary prompt lookup can speak too."""
 MAX_LOOKUP_LEN = 1 << 20
 """Most tokens of a session that prompt lookup indexes."""
 
@@ -60,14 +62,7 @@ def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
 
 
 def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
-    source = locate(settings.model, on_progress)
-    on_progress("loading the tokenizer", None)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise NotFound(f"the tokenizer of {settings.model!r} cannot be loaded from {source}: {error}") from error
-    on_progress("loading the tokenizer", 1.0)
-    spoken = vocabulary(tokenizer)
+    spoken = vocabulary(ToyTokenizer()) if settings.model == TOY else _spoken(settings, on_progress)
     drafter = PromptLookup(
         spoken.size,
         context_len=settings.context_len or MAX_LOOKUP_LEN,
@@ -75,6 +70,18 @@ def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
         max_ngram=settings.max_ngram,
     )
     return Loaded(drafter, spoken)
+
+
+def _spoken(settings: DraftSettings, on_progress: Progress) -> Vocabulary:
+    """Load a model's tokenizer alone, and return its vocabulary."""
+    source = locate(settings.model, on_progress)
+    on_progress("loading the tokenizer", None)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise NotFound(f"the tokenizer of {settings.model!r} cannot be loaded from {source}: {error}") from error
+    on_progress("loading the tokenizer", 1.0)
+    return vocabulary(tokenizer)
 
 
 def _toy(settings: DraftSettings) -> Loaded:

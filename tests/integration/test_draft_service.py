@@ -134,6 +134,21 @@ async def test_all_sessions_of_a_verifier_share_one_stream() -> None:
         assert len(verifier.hellos) == 1
 
 
+async def test_prompt_lookup_needs_no_model() -> None:
+    async with (
+        recording_verifier() as (verifier, address),
+        draft_app(drafter="prompt_lookup", model="toy") as app,
+        draft_call(app.address) as stream,
+    ):
+        ids = (1, 2, 3, 4, 1, 2)
+        stream.send(replace(opening(address, mode=Mode.REJECTION), token_ids=ids, prompt_len=6))
+        assert isinstance(await verifier.next(), ProposalHeader)
+        proposal = await verifier.next()
+        assert isinstance(proposal, Proposal)
+        assert proposal.token_ids == (3, 4, 1, 2)
+        assert (await describe(app.address)).drafter == "prompt_lookup"
+
+
 async def test_a_missed_commit_is_asked_for_on_the_stream() -> None:
     async with recording_verifier() as (_, address), draft_app() as app, draft_call(app.address) as stream:
         stream.send(opening(address))
