@@ -6,6 +6,7 @@ is remembered.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from outrider.ids import Generation, SessionId
 from outrider.messages import DraftClose, DraftCommit, DraftOpen, DraftRequestMessage, DraftResponseMessage, Draining
 from outrider.rpc import Broken, Ended, Malformed, Stream
 from outrider.sampling import validate
+
+log = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 4096
 """Sessions whose highest generation is remembered."""
@@ -65,7 +68,7 @@ class Seats:
             info: of the drafter.
             capacity: most sessions at once.
             submit: gives orders to the model thread; must not block.
-            proposals: streams to the verifiers.
+            proposals: streams to the verifiers, with the metrics of the worker.
         """
         self._info, self._capacity = info, capacity
         self._submit, self._proposals = submit, proposals
@@ -161,7 +164,9 @@ class Seats:
                 case DraftOpen():
                     raise ProtocolError("a session is opened once per stream")
                 case Malformed(error):
-                    raise error
+                    # Dropped: if it was a commit, the next one shows the gap and is answered with `missing_from`.
+                    log.warning("session %s: %s", seat.key.session_id, error)
+                    self._proposals.metrics.malformed.inc()
                 case Ended() | Broken():
                     seat.end()
                     return

@@ -19,6 +19,7 @@ from draft_service.config import DraftSettings
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.protocol import Outcome, Work
 from draft_service.loading import Loaded, Progress
+from outrider.codec.draft import draft_request_to_proto
 from outrider.codec.types import description_from_proto
 from outrider.errors import (
     FailedPrecondition,
@@ -33,6 +34,7 @@ from outrider.errors import (
 from outrider.ids import Mode
 from outrider.messages import (
     DraftClose,
+    DraftRequestMessage,
     DraftStatus,
     Draining,
     Pass,
@@ -221,6 +223,27 @@ async def test_a_stream_that_does_not_begin_with_an_opening_is_refused() -> None
         assert isinstance(await error_of(stream.receive), ProtocolError)
 
 
+async def test_a_message_that_says_nothing_is_dropped_and_counted_and_the_session_goes_on() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, channel(app.address) as to_worker:
+        call = draft_pb2_grpc.DraftServiceStub(to_worker).Draft()
+        await call.write(draft_request_to_proto(opening(address)))
+        await verifier.next()
+        await call.write(draft_pb2.DraftRequest())
+        await until(lambda: counted(app, "malformed_messages") == 1)
+        await call.write(draft_request_to_proto(commit(20, greedy(PROMPT, 5), 1)))
+        assert (await verifier.next()).base_len == 25
+        call.cancel()
+
+
+@pytest.mark.parametrize("message", [commit(20, (VOCAB,), 1), opening("nowhere:1", attach=2)])
+async def test_a_session_that_is_sent_what_no_orchestrator_says_is_ended(message: DraftRequestMessage) -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
+        stream.send(opening(address))
+        await verifier.next()
+        stream.send(message)
+        assert isinstance(await error_of(stream.receive), ProtocolError)
+
+
 async def test_a_commit_against_the_chain_fails_only_its_session() -> None:
     async with recording_verifier() as (verifier, address), draft_app() as app:
         async with draft_call(app.address) as bad, draft_call(app.address) as good:
@@ -259,6 +282,7 @@ async def test_a_broken_stream_is_opened_again_and_what_fell_between_is_dropped(
         stream.send(commit(20, greedy(PROMPT, 5), 1))
         verifier.hang_up.clear()
         await until(lambda: len(verifier.streams) >= 2)
+        assert counted(app, "dropped_messages") >= 1
         stream.send(commit(25, greedy(PROMPT, 7)[5:6], 2))
         while True:
             proposal = await verifier.next()
