@@ -1,62 +1,162 @@
 """Block accounting of a KV pool, and the tensors behind it.
 
-`BlockPool` decides which block belongs to which slot; `KvCache` holds the numbers. A slot's blocks are kept side by
+`BlockPool` decides which block belongs to which slots; `KvCache` holds the numbers. A slot's blocks are kept side by
 side where there is room, because attention then reads the pool through a view; scattered blocks are gathered first.
 Where a block lies never changes what is computed from it.
+
+A block is *free*, *used* by one slot or several, or *cached*: used by none, known by its content (`prefix.py`), and
+given up, longest unused first, when a slot needs room. Several slots may read a block; who wants to write into one that
+others use takes a copy first, and one that is known by its content stops being known.
 """
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from outrider.model.runner import BLOCK_LEN, KvSlot, PoolExhausted
+from outrider.ids import TokenClass
+from outrider.model.prefix import PrefixIndex, chained_key, root_key
+from outrider.model.runner import BLOCK_LEN, KvSlot, KvUsage, PoolExhausted
+
+_CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 
 
 class BlockSlot:
-    """A session's block table and length; the block at index i holds positions [64 i, 64 i + 64)."""
+    """A session's block table and tokens; the block at index i holds positions [64 i, 64 i + 64)."""
 
-    __slots__ = ("_pool", "blocks", "contiguous", "length")
+    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_token_ids", "blocks", "contiguous")
 
-    def __init__(self, pool: "BlockPool") -> None:
+    def __init__(self, pool: "BlockPool", *, by_class: bool = True) -> None:
         self._pool: BlockPool | None = pool
+        self._by_class = by_class
+        self._token_ids = array("I")
+        self._classes = bytearray()
+        self._keys: list[bytes] = []
+        """Of the first blocks; all of those are full."""
         self.blocks: list[int] = []
         self.contiguous = True
-        self.length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is valid."""
+        return len(self._token_ids)
 
     @property
     def capacity(self) -> int:
         """Positions that the blocks held now have room for."""
         return len(self.blocks) * BLOCK_LEN
 
+    def advance(self, token_ids: Sequence[int], token_class: TokenClass) -> None:
+        """Note tokens whose KV has been written behind the length; there is room for them."""
+        self._token_ids.extend(token_ids)
+        self._classes += _CLASS_BYTES[token_class] * len(token_ids)
+
     def truncate(self, length: int) -> None:
         """Forget positions at or behind `length` and give back the blocks that hold nothing else."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a slot of length {self.length} to {length}")
-        self.length = length
+        del self._token_ids[length:], self._classes[length:], self._keys[length // BLOCK_LEN :]
         self.drop_spare()
+
+    def match(self, token_ids: Sequence[int], classes: Sequence[TokenClass]) -> int:
+        """Take over known blocks for the tokens behind the length; see `KvSlot.match`."""
+        pool, start = self._living(), self.length
+        if start % BLOCK_LEN:
+            return 0
+        self.commit(start)
+        for first in range(0, len(token_ids) - BLOCK_LEN + 1, BLOCK_LEN):
+            ids = array("I", token_ids[first : first + BLOCK_LEN])
+            held = bytes(classes[first : first + BLOCK_LEN]) if self._by_class else bytes(BLOCK_LEN)
+            key = self._next_key(ids, held)
+            block = pool.share(key)
+            if block is None:
+                break
+            self._keys.append(key)
+            self._token_ids.extend(ids)
+            self._classes += held
+            self._set_blocks([*self.blocks, block])
+        return self.length - start
+
+    def commit(self, length: int) -> None:
+        """Make the full blocks of the first `length` tokens known by their content; idempotent."""
+        pool = self._living()
+        known = len(self._keys)
+        self._extend_keys(min(length, self.length))
+        for index in range(known, len(self._keys)):
+            pool.enter(self._keys[index], self.blocks[index])
+
+    def growth(self, num_tokens: int) -> int:
+        """Return how many blocks of the pool a feed of so many tokens takes."""
+        more = num_blocks_for(self.length + num_tokens) - len(self.blocks)
+        return max(0, more) + (num_tokens > 0 and self._must_copy())
 
     def drop_spare(self) -> None:
         """Give back the blocks behind the length."""
         keep = num_blocks_for(self.length)
         if self._pool is not None and keep < len(self.blocks):
-            self._pool.put(self.blocks[keep:])
+            # The last block first: so it is given up before those that it is found through.
+            self._pool.put(reversed(self.blocks[keep:]))
             self._set_blocks(self.blocks[:keep])
 
     def grow(self, length: int) -> None:
-        """Take blocks until there is room for `length` positions."""
-        if self._pool is None:
-            raise ValueError("the slot has been freed")
+        """Take blocks until there is room for `length` positions, and make the block at the length the slot's own."""
+        pool = self._living()
+        if self._writes_into_a_block() and length > self.length:
+            index = self.length // BLOCK_LEN
+            own = pool.make_own(self.blocks[index])
+            if own != self.blocks[index]:
+                self._set_blocks([*self.blocks[:index], own, *self.blocks[index + 1 :]])
         while self.capacity < length:
-            self._set_blocks([*self.blocks, self._pool.take(self.blocks[-1] if self.blocks else None)])
+            self._set_blocks([*self.blocks, pool.take(self.blocks[-1] if self.blocks else None)])
 
-    def release(self) -> None:
-        """Give everything back and become unusable; idempotent."""
-        self.length = 0
-        self.drop_spare()
+    def release(self, *, forget: bool = False) -> None:
+        """Give everything back and become unusable; idempotent.
+
+        Args:
+            forget: Whether blocks that no other slot uses become unknown too.
+        """
+        pool = self._pool
+        if pool is None:
+            return
+        for key, block in zip(self._keys, self.blocks, strict=False):
+            # A copy may be known now where the first block of its content has been given up since.
+            pool.enter(key, block)
+        if forget:
+            pool.forget(self.blocks)
+        self.truncate(0)
         self._pool = None
 
     def belongs_to(self, pool: "BlockPool") -> bool:
         """Whether the slot is alive and was made for this pool."""
         return self._pool is pool
+
+    def _living(self) -> "BlockPool":
+        if self._pool is None:
+            raise ValueError("the slot has been freed")
+        return self._pool
+
+    def _writes_into_a_block(self) -> bool:
+        """Whether the next token goes into a block that holds tokens already."""
+        return self.length % BLOCK_LEN != 0
+
+    def _must_copy(self) -> bool:
+        pool = self._pool
+        return (
+            pool is not None
+            and self._writes_into_a_block()
+            and pool.num_users(self.blocks[self.length // BLOCK_LEN]) > 1
+        )
+
+    def _extend_keys(self, length: int) -> None:
+        """Compute the keys of the full blocks of the first `length` tokens."""
+        for first in range(len(self._keys) * BLOCK_LEN, length - BLOCK_LEN + 1, BLOCK_LEN):
+            last = first + BLOCK_LEN
+            self._keys.append(self._next_key(self._token_ids[first:last], bytes(self._classes[first:last])))
+
+    def _next_key(self, token_ids: "array[int]", classes: bytes) -> bytes:
+        parent = self._keys[-1] if self._keys else self._living().root(by_class=self._by_class)
+        return chained_key(parent, token_ids, classes if self._by_class else b"")
 
     def _set_blocks(self, blocks: list[int]) -> None:
         self.blocks = blocks
@@ -64,69 +164,169 @@ class BlockSlot:
 
 
 class BlockPool:
-    """Which blocks are free. Every block is free or in exactly one slot."""
+    """Which blocks are free, used or cached; every block is exactly one of the three."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, copy: Callable[[int, int], None] = lambda _source, _target: None) -> None:
+        """Make a pool of free blocks.
+
+        Args:
+            num_blocks: At least one.
+            copy: Copies what a block holds, from the first to the second.
+        """
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
+        self._copy = copy
         self._free = set(range(num_blocks))
+        self._users = [0] * num_blocks
+        self._num_shared = 0
+        self._num_references = 0
+        self._index = PrefixIndex()
+        self.set_roots("", classes_differ=True)
 
     @property
     def num_free(self) -> int:
-        """Blocks that belong to no slot."""
-        return len(self._free)
+        """Blocks that can be taken: free and cached ones."""
+        return len(self._free) + self._index.num_idle
 
-    def new_slot(self) -> BlockSlot:
-        """Return an empty slot of this pool."""
-        return BlockSlot(self)
+    @property
+    def usage(self) -> KvUsage:
+        """How the pool is used at present."""
+        cached = self._index.num_idle
+        used = self.num_blocks - len(self._free) - cached
+        return KvUsage(self.num_blocks, used, self._num_shared, cached, self._num_references)
+
+    def set_roots(self, fingerprint: str, *, classes_differ: bool) -> None:
+        """Begin chains of keys afresh; slots fed before must be fed again.
+
+        Args:
+            fingerprint: Of the engine.
+            classes_differ: Whether classes decide the bits; where they do not, no key covers them.
+        """
+        self._classes_differ = classes_differ
+        self._roots = {by_class: root_key(fingerprint, by_class=by_class) for by_class in (True, False)}
+
+    def root(self, *, by_class: bool) -> bytes:
+        """Return where a slot's chain of keys begins."""
+        return self._roots[by_class]
+
+    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
+        """Return an empty slot of this pool; its keys cover classes if it wants that and they matter."""
+        return BlockSlot(self, by_class=by_class and self._classes_differ)
+
+    def num_users(self, block: int) -> int:
+        """Return how many slots use a block."""
+        return self._users[block]
 
     def take(self, after: int | None) -> int:
         """Take one block: the one following `after` if it is free, else one with the most room behind it.
 
         Raises:
-            PoolExhausted: No block is free.
+            PoolExhausted: No block is free or cached.
         """
+        self._reclaim(1)
         if not self._free:
             raise PoolExhausted(1, 0)
         block = after + 1 if after is not None and after + 1 in self._free else self._roomiest()
         self._free.remove(block)
+        self._add_user(block)
         return block
 
-    def put(self, blocks: list[int]) -> None:
-        """Take back blocks.
+    def put(self, blocks: Iterable[int]) -> None:
+        """Take back one slot's share in blocks; those without another user are cached if known, else free.
 
         Raises:
-            ValueError: A block is free already, or not of this pool.
+            ValueError: A block is used by nobody, or not of this pool.
         """
         for block in blocks:
-            if block in self._free or not 0 <= block < self.num_blocks:
+            if not 0 <= block < self.num_blocks or not self._users[block]:
                 raise ValueError(f"block {block} does not belong to a slot of this pool")
-            self._free.add(block)
+            self._users[block] -= 1
+            self._num_references -= 1
+            self._num_shared -= self._users[block] == 1
+            if not self._users[block] and not self._index.rest(block):
+                self._free.add(block)
+
+    def share(self, key: bytes) -> int | None:
+        """Take a share in the block with this content, if there is one."""
+        block = self._index.find(key)
+        if block is None:
+            return None
+        if not self._users[block]:
+            self._index.wake(block)
+        self._add_user(block)
+        return block
+
+    def enter(self, key: bytes, block: int) -> None:
+        """Make a used block known by its content, unless another one is."""
+        self._index.enter(key, block)
+
+    def make_own(self, block: int) -> int:
+        """Return a block with this block's content that only the caller uses and that is not known: itself or a copy.
+
+        Raises:
+            PoolExhausted: A copy is needed and there is no room.
+        """
+        if self._users[block] == 1:
+            self._index.withdraw(block)
+            return block
+        own = self.take(None)
+        self._copy(block, own)
+        self.put([block])
+        return own
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Make those of one slot's blocks unknown that no other slot uses."""
+        for block in blocks:
+            if self._users[block] == 1:
+                self._index.withdraw(block)
 
     def reserve(self, wants: list[tuple[BlockSlot, int]]) -> None:
         """Make room in all slots for the given lengths, or in none.
 
         Raises:
-            PoolExhausted: They need more blocks than are free.
+            PoolExhausted: They need more blocks than are free or cached.
         """
-        needed = sum(max(0, num_blocks_for(length) - len(slot.blocks)) for slot, length in wants)
+        needed = sum(slot.growth(length - slot.length) for slot, length in wants)
         if needed > self.num_free:
             raise PoolExhausted(needed, self.num_free)
+        self._reclaim(needed)
         for slot, length in wants:
             slot.grow(length)
 
     def check(self, slots: list[BlockSlot]) -> None:
-        """Check that these slots and the free blocks make up the pool exactly.
+        """Check that these slots, the cached blocks and the free ones make up the pool exactly.
 
         Raises:
-            ValueError: A block is owned twice, lost, or a slot holds more or fewer blocks than its length needs.
+            ValueError: A block is lost, miscounted or in two states, or a slot holds more or fewer blocks than its
+                length needs.
         """
         owned = [block for slot in slots for block in slot.blocks]
-        if sorted([*owned, *self._free]) != list(range(self.num_blocks)):
+        if sorted([*set(owned), *self._free, *self._index.idle]) != list(range(self.num_blocks)):
             raise ValueError("blocks are lost or owned twice")
+        if any(owned.count(block) != users for block, users in enumerate(self._users)):
+            raise ValueError("the users of a block are miscounted")
+        shared = sum(users > 1 for users in self._users)
+        if (len(owned), shared) != (self._num_references, self._num_shared):
+            raise ValueError("the totals do not fit the blocks")
         if any(len(slot.blocks) != num_blocks_for(slot.length) for slot in slots):
             raise ValueError("a slot's blocks do not fit its length")
+
+    def _add_user(self, block: int) -> None:
+        self._users[block] += 1
+        self._num_references += 1
+        self._num_shared += self._users[block] == 2
+
+    def _reclaim(self, needed: int) -> None:
+        """Give up cached blocks where fewer than `needed` are free.
+
+        An eighth of the pool at once: blocks that were taken one after another are given up together, so that slots go
+        on finding neighbouring ones.
+        """
+        if len(self._free) >= needed:
+            return
+        for _ in range(min(self._index.num_idle, max(needed - len(self._free), self.num_blocks // 8))):
+            self._free.add(self._index.evict())
 
     def _roomiest(self) -> int:
         """Return a block that leaves its slot room to grow: inside the longest run of free blocks.
@@ -175,6 +375,12 @@ class KvCache:
         """
         rows = num_blocks * BLOCK_LEN
         self.layers = [torch.zeros(rows, 2 * heads, dim, dtype=dtype, device=device) for heads, dim in shapes]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one block's keys and values to another block."""
+        for pool in self.layers:
+            blocks = pool.view(-1, BLOCK_LEN, *pool.shape[1:])
+            blocks[target].copy_(blocks[source])
 
     def read(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [kv_heads, n, head_dim] of pool rows: a view for a slice, a copy for row numbers."""

@@ -8,7 +8,8 @@ call from two.
 Invariants:
     - After `forward` a slot's length has grown by the tokens fed, or, when it raised, nothing has changed.
     - `KvSlot.truncate` moves no data; the next feed overwrites what lies behind the length.
-    - A free pool block belongs to no slot, a used one to exactly one.
+    - A pool block is free, used by slots, or cached: known by its content and used by none.
+    - A block that several slots use, or that is known by its content, is never written to.
 """
 
 from collections.abc import Sequence
@@ -64,6 +65,27 @@ class ModelInfo:
     classes_differ: bool = True
     """Whether a token's KV may have other bits when it is computed as PROMPT than as DECODE."""
 
+    @property
+    def kv_block_bytes(self) -> int:
+        """Memory of one KV block."""
+        return self.kv_bytes_per_token * self.block_len
+
+
+@dataclass(frozen=True, slots=True)
+class KvUsage:
+    """How a pool of KV is used at one moment, in blocks."""
+
+    num_blocks: int
+    """Of the whole pool."""
+    used: int
+    """Used by one slot or more; each counted once."""
+    shared: int
+    """Used by two slots or more."""
+    cached: int
+    """Used by none, and kept because they are known by their content; any of them can be taken."""
+    references: int
+    """Blocks of all slots, counted once for every slot."""
+
 
 class KvSlot(Protocol):
     """One session's KV on one runner. Made by `ModelRunner.new_slot`, of use to that runner only."""
@@ -79,6 +101,31 @@ class KvSlot(Protocol):
         Raises:
             ValueError: `length` is negative or larger than the present length.
         """
+        ...
+
+    def match(self, token_ids: Sequence[int], classes: Sequence[TokenClass]) -> int:
+        """Take over KV that is known for the tokens behind the length: whole blocks, as many as are there.
+
+        Commits the tokens before. Does nothing unless the length is at a block border.
+
+        Args:
+            token_ids: What follows at the length; what is computed in any case is left out.
+            classes: Of each of them.
+
+        Returns:
+            By how many tokens the length has grown.
+        """
+        ...
+
+    def commit(self, length: int) -> None:
+        """Let others use the full blocks of the first `length` tokens, now and after this slot is freed; idempotent.
+
+        A later `truncate` below `length` is allowed, but costs a copy of a block where another slot uses it.
+        """
+        ...
+
+    def growth(self, num_tokens: int) -> int:
+        """Return how many of the runner's free blocks a feed of so many tokens takes."""
         ...
 
 
@@ -116,15 +163,29 @@ class ModelRunner(Protocol):
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that belong to no slot."""
+        """KV blocks that can be taken: those used by no slot, cached ones included."""
         ...
 
-    def new_slot(self) -> KvSlot:
-        """Return an empty slot; it takes blocks only when it is fed."""
+    @property
+    def kv_usage(self) -> KvUsage:
+        """How the pool is used; may be read from another thread, where it is a moment old."""
         ...
 
-    def free_slot(self, slot: KvSlot) -> None:
-        """Give all blocks of a slot back and make it unusable; idempotent."""
+    def new_slot(self, *, by_class: bool = True) -> KvSlot:
+        """Return an empty slot; it takes blocks only when it is fed or matched.
+
+        Args:
+            by_class: Whether it takes over a token's KV only where the token had the same class. False is for those
+                who do not mind a difference in the last bits.
+        """
+        ...
+
+    def free_slot(self, slot: KvSlot, *, forget: bool = False) -> None:
+        """Give all blocks of a slot back and make it unusable; idempotent.
+
+        Args:
+            forget: Whether what only this slot used is not to be found by its content any more.
+        """
         ...
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:

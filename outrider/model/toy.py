@@ -1,7 +1,8 @@
 """A toy language model with exact probabilities behind the runner protocol, and a toy tokenizer.
 
 The next token's law is a function of the last `order` tokens: from an explicit table, else from a keyed hash. The
-slot stores the token ids themselves, so a missed rollback, a token fed twice or a foreign slot shows as a wrong row.
+pool's memory stores the token ids themselves, and a row is read from there through the slot's blocks, so a missed
+rollback, a token fed twice, a foreign block or one that somebody else has written to shows as a wrong row.
 """
 
 import hashlib
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
-from outrider.model.kv import BlockPool, BlockSlot
-from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, ModelInfo, Rows, check_feeds
+from outrider.model.kv import BlockPool, BlockSlot, block_slot, pool_rows
+from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,6 @@ class ToyLanguage:
         return law / law.sum()
 
 
-class ToySlot(BlockSlot):
-    """A block slot that remembers its token ids; those behind the length are stale, as in a real pool."""
-
-    __slots__ = ("token_ids",)
-
-    def __init__(self, pool: BlockPool) -> None:
-        super().__init__(pool)
-        self.token_ids: list[int] = []
-
-    def write(self, token_ids: Sequence[int]) -> None:
-        """Overwrite from the length on, and advance it."""
-        self.token_ids[self.length :] = token_ids
-        self.length = len(self.token_ids)
-
-
 class ToyRunner:
     """The runner protocol over a `ToyLanguage`, with the accounting of the real one."""
 
@@ -112,7 +98,8 @@ class ToyRunner:
             name: The model's name.
         """
         self._language = language
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, self.copy_block)
+        self._memory = [0] * (num_blocks * BLOCK_LEN)
         self._delay_s = delay_s
         self.passes: list[int] = []
         """Rows of every pass so far after padding: a decode pass its class, a prompt pass 64."""
@@ -121,6 +108,7 @@ class ToyRunner:
             row_classes=row_classes, max_rows=row_classes[-1], exactness="bitwise", fingerprint="toy",
             kv_bytes_per_token=8, num_blocks=num_blocks, classes_differ=False,
         )  # fmt: skip
+        self._pool.set_roots("toy", classes_differ=False)
 
     @property
     def info(self) -> ModelInfo:
@@ -129,17 +117,28 @@ class ToyRunner:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that belong to no slot."""
+        """Blocks that can be taken."""
         return self._pool.num_free
 
-    def new_slot(self) -> ToySlot:
-        """Return an empty slot."""
-        return ToySlot(self._pool)
+    @property
+    def kv_usage(self) -> KvUsage:
+        """How the pool is used."""
+        return self._pool.usage
 
-    def free_slot(self, slot: KvSlot) -> None:
+    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
+        """Return an empty slot."""
+        return self._pool.new_slot(by_class=by_class)
+
+    def free_slot(self, slot: KvSlot, *, forget: bool = False) -> None:
         """Give a slot's blocks back; idempotent."""
-        if isinstance(slot, ToySlot):
-            slot.release()
+        own = block_slot(slot, self._pool)
+        if own is not None:
+            own.release(forget=forget)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy what a block of the memory holds to another block."""
+        held = self._memory[source * BLOCK_LEN : (source + 1) * BLOCK_LEN]
+        self._memory[target * BLOCK_LEN : (target + 1) * BLOCK_LEN] = held
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""
@@ -149,18 +148,30 @@ class ToyRunner:
         self._count_passes(feeds)
         return [self._rows(slot, feed) for slot, feed in zip(slots, feeds, strict=True)]
 
-    def _own_slot(self, slot: KvSlot) -> ToySlot:
-        if not isinstance(slot, ToySlot) or not slot.belongs_to(self._pool):
+    def _own_slot(self, slot: KvSlot) -> BlockSlot:
+        own = block_slot(slot, self._pool)
+        if own is None:
             raise InvalidFeed("the slot is freed or belongs to another runner")
-        return slot
+        return own
 
-    def _rows(self, slot: ToySlot, feed: Feed) -> Rows:
-        slot.write(feed.token_ids)
+    def _rows(self, slot: BlockSlot, feed: Feed) -> Rows:
+        start = slot.length
+        slot.advance(feed.token_ids, feed.token_class)
+        for row, token in zip(pool_rows(slot, start, slot.length), feed.token_ids, strict=True):
+            self._memory[row] = token
         ends = range(slot.length - feed.num_rows + 1, slot.length + 1)
-        laws = [self._language.probs(slot.token_ids[:end]) for end in ends]
+        text = self._read(slot) if feed.num_rows else []
+        laws = [self._language.probs(text[:end]) for end in ends]
         logits = torch.stack(laws).log() if laws else torch.empty(0, self._info.vocab_size, dtype=torch.float64)
         hidden = torch.tensor([[float(end)] for end in ends]).reshape(-1, 1) if feed.want_hidden else None
         return Rows(logits, hidden)
+
+    def _read(self, slot: BlockSlot) -> list[int]:
+        """Return a slot's tokens as the memory has them."""
+        text: list[int] = []
+        for block in slot.blocks:
+            text += self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN]
+        return text[: slot.length]
 
     def _count_passes(self, feeds: Sequence[Feed]) -> None:
         """Record, and sleep for, the passes a real runner would make."""

@@ -19,7 +19,7 @@ from outrider.model.attention import ATTENTION_NAME, PassPlan, Segment
 from outrider.model.fused import fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot, pool_rows
 from outrider.model.packed import packed
-from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, ModelInfo, Rows, check_feeds
+from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class TransformersRunner:
         head = head_of(model)
         weight = cast(Tensor, head.weight)
         self._device, self._dtype = weight.device, weight.dtype
-        self._pool = BlockPool(num_blocks)
         self._kv = KvCache(shapes, num_blocks, self._dtype, self._device)
+        self._pool = BlockPool(num_blocks, self._kv.copy)
         self._classes = RowClasses()
         self._head_input: Tensor | None = None
         head = packed(head)
@@ -116,8 +116,13 @@ class TransformersRunner:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that belong to no slot."""
+        """Blocks that can be taken."""
         return self._pool.num_free
+
+    @property
+    def kv_usage(self) -> KvUsage:
+        """How the pool is used."""
+        return self._pool.usage
 
     def set_classes(self, classes: RowClasses, fingerprint: str) -> None:
         """Use these shapes from now on; slots fed before must be fed again.
@@ -135,16 +140,17 @@ class TransformersRunner:
             classes_differ=classes.classes_differ,
             fingerprint=fingerprint,
         )
+        self._pool.set_roots(fingerprint, classes_differ=classes.classes_differ)
 
-    def new_slot(self) -> BlockSlot:
+    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
         """Return an empty slot."""
-        return self._pool.new_slot()
+        return self._pool.new_slot(by_class=by_class)
 
-    def free_slot(self, slot: KvSlot) -> None:
+    def free_slot(self, slot: KvSlot, *, forget: bool = False) -> None:
         """Give a slot's blocks back; idempotent."""
         own = block_slot(slot, self._pool)
         if own is not None:
-            own.release()
+            own.release(forget=forget)
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""
@@ -158,8 +164,8 @@ class TransformersRunner:
             for slot in slots:
                 slot.drop_spare()
             raise
-        for slot, end in zip(slots, ends, strict=True):
-            slot.length = end
+        for slot, feed in zip(slots, feeds, strict=True):
+            slot.advance(feed.token_ids, feed.token_class)
         return [self._gather(feed, piece) for feed, piece in zip(feeds, pieces, strict=True)]
 
     def _own_slot(self, slot: KvSlot) -> BlockSlot:

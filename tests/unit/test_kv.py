@@ -3,14 +3,20 @@ import random
 import pytest
 import torch
 
+from outrider.ids import TokenClass
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, num_blocks_for, pool_rows
 from outrider.model.runner import BLOCK_LEN, PoolExhausted, prefill_plan
+
+
+def fill(slot: BlockSlot, length: int) -> None:
+    """Let a slot hold `length` tokens."""
+    slot.advance([7] * (length - slot.length), TokenClass.DECODE)
 
 
 def grown(pool: BlockPool, length: int) -> BlockSlot:
     slot = pool.new_slot()
     pool.reserve([(slot, length)])
-    slot.length = length
+    fill(slot, length)
     return slot
 
 
@@ -78,7 +84,7 @@ def test_slots_that_grow_in_turns_stay_contiguous_while_there_is_room() -> None:
     for length in range(64, 8 * BLOCK_LEN, BLOCK_LEN):
         for slot in slots:
             pool.reserve([(slot, length)])
-            slot.length = length
+            fill(slot, length)
     assert all(slot.contiguous for slot in slots)
     pool.check(slots)
 
@@ -95,7 +101,7 @@ def test_ten_thousand_random_moves_lose_no_block() -> None:
             length = slot.length + chance.randint(1, 90)
             try:
                 pool.reserve([(slot, length)])
-                slot.length = length
+                fill(slot, length)
             except PoolExhausted:
                 slot.truncate(0)
         pool.check(slots)
