@@ -43,7 +43,7 @@ NUM_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class Bench:
     """Models that are open, and the prompt all samples start from."""
 
     target: OpenedModel
@@ -67,26 +67,30 @@ def check_law(num: int, *, threads: int = 1) -> Outcome:
     outcome, started_s = Outcome("law"), time.monotonic()
     torch.set_num_threads(threads)
     with torch.inference_mode():
-        bench = _open()
+        bench = open_bench()
         for mode in MODES:
             for name, sampling in SAMPLINGS.items():
                 recipe = Recipe(bench.prompt, mode, sampling)
-                _check_right(outcome, bench, recipe, name, num)
+                check_right(outcome, bench, recipe, name, num)
         for mode in MODES:
-            _check_planted(outcome, bench, Recipe(bench.prompt, mode, SAMPLINGS["temperature 1"]), num)
+            check_planted(
+                outcome, bench, Recipe(bench.prompt, mode, SAMPLINGS["temperature 1"]), round(num * PLANTED_SHARE)
+            )
     outcome.seconds = time.monotonic() - started_s
     return outcome
 
 
-def _open() -> _Bench:
+def open_bench() -> Bench:
+    """Open target and draft; blocks for seconds."""
     target = open_model(ModelSpec(), num_blocks=NUM_BLOCKS, context_len=256)
     draft = open_model(ModelSpec(layers=LAYER_SUBSET), num_blocks=NUM_BLOCKS, context_len=256)
     drafter = CausalLm(draft.runner, vocab_len=draft.vocabulary.size)
     prompt = tuple(target.tokenizer.encode(PROMPT))
-    return _Bench(target, Sampler(target.runner, drafter, target.vocabulary.size), prompt)
+    return Bench(target, Sampler(target.runner, drafter, target.vocabulary.size), prompt)
 
 
-def _check_right(outcome: Outcome, bench: _Bench, recipe: Recipe, name: str, num: int) -> None:
+def check_right(outcome: Outcome, bench: Bench, recipe: Recipe, name: str, num: int) -> None:
+    """Draw a sample of so many generations, and test it."""
     sample = bench.sampler.sample(recipe, num, seed=recipe.mode)
     fit = bench.fit(sample, recipe.sampling)
     for kind, amount in sample.kinds.items():
@@ -98,14 +102,15 @@ def _check_right(outcome: Outcome, bench: _Bench, recipe: Recipe, name: str, num
         outcome.mismatches.append(f"{label}: the law is refused, {_describe(fit, sample)}")
 
 
-def _check_planted(outcome: Outcome, bench: _Bench, recipe: Recipe, num: int) -> None:
+def check_planted(outcome: Outcome, bench: Bench, recipe: Recipe, num: int) -> None:
+    """Draw a sample with each planted mistake; the test has to refuse it."""
     plans = {
         "replacement from the target's row": (recipe, True),
         "likeliest token sent as drawn": (replace(recipe, takes_likeliest=True), False),
     }
     for name, (planted, faulty) in plans.items():
         with _faulty_rule(faulty):
-            sample = bench.sampler.sample(planted, max(1, round(num * PLANTED_SHARE)), seed=100 + recipe.mode)
+            sample = bench.sampler.sample(planted, num, seed=100 + recipe.mode)
         fit = bench.fit(sample, recipe.sampling)
         label = f"{recipe.mode.name.lower()}, planted: {name}"
         outcome.check(fit.p_value < LEVEL, label)

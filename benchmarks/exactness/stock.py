@@ -34,6 +34,7 @@ class Stock:
         """Load it; blocks for seconds."""
         self.model: PreTrainedModel
         self.tokenizer: PreTrainedTokenizerBase
+        torch.set_num_threads(1)
         self.model, self.tokenizer = load(ModelSpec(dtype=DTYPE))
 
     def encode(self, prompt: LabelledPrompt) -> list[int]:
