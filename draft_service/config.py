@@ -7,6 +7,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from outrider.config import ServiceSettings
 from outrider.model.loader import DEFAULT_MODEL
+from outrider.model.memory import KvBudget, parse_budget
 
 
 class DraftSettings(ServiceSettings):
@@ -26,8 +27,12 @@ class DraftSettings(ServiceSettings):
     """Where the model runs, as torch names it."""
     threads: int = Field(default=1, ge=1)
     """Threads of the model's arithmetic."""
-    num_blocks: int = Field(default=256, ge=1)
-    """Size of the KV pool, in blocks of 64 tokens."""
+    kv_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=512 << 20)
+    """Memory of the KV pool: a size such as "2GiB", or a share of what is free once the model is loaded, as "40%"."""
+    num_blocks: int = Field(default=0, ge=0)
+    """Size of the KV pool in blocks of 64 tokens; 0: what the budget has room for."""
+    prefix_reuse: bool = True
+    """Whether KV that was computed before, for whichever session, is used again; no text depends on it."""
     context_len: int = Field(default=0, ge=0)
     """Most tokens of a session; 0: the model's own limit."""
     max_sessions: int = Field(default=64, ge=1)
@@ -62,3 +67,14 @@ class DraftSettings(ServiceSettings):
         if not isinstance(value, str):
             return value
         return tuple(int(part) for part in value.split(",")) if value.strip() else None
+
+    @property
+    def pool(self) -> int | KvBudget:
+        """Size of the KV pool: blocks if they are set, else the budget."""
+        return self.num_blocks or self.kv_budget
+
+    @field_validator("kv_budget", mode="before")
+    @classmethod
+    def _read_budget(cls, value: object) -> object:
+        """Take a size or a share as text."""
+        return parse_budget(value) if isinstance(value, str) else value

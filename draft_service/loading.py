@@ -15,7 +15,7 @@ from outrider.errors import NotFound
 from outrider.messages import Vocabulary
 from outrider.model.loader import ModelSpec, locate
 from outrider.model.opening import open_model
-from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
+from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import vocabulary
 
 TOY = "toy"
@@ -57,8 +57,10 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
 
 def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
     spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
-    opened = open_model(spec, num_blocks=settings.num_blocks, context_len=settings.context_len, on_progress=on_progress)
-    return Loaded(CausalLm(opened.runner, vocab_len=opened.vocabulary.size), opened.vocabulary)
+    opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
+    return Loaded(
+        CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse), opened.vocabulary
+    )
 
 
 def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
@@ -90,7 +92,10 @@ def _toy(settings: DraftSettings) -> Loaded:
     runner = ToyRunner(
         noisy(target, settings.toy_agreement),
         context_len=settings.context_len or 4096,
-        num_blocks=settings.num_blocks,
+        num_blocks=toy_blocks(settings.pool),
         delay_s=settings.toy_delay_s,
     )
-    return Loaded(CausalLm(runner, vocab_len=len(tokenizer), kind="toy"), vocabulary(tokenizer))
+    return Loaded(
+        CausalLm(runner, vocab_len=len(tokenizer), kind="toy", prefix_reuse=settings.prefix_reuse),
+        vocabulary(tokenizer),
+    )

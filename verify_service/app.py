@@ -126,7 +126,13 @@ class VerifyApp:
             capacity=self.settings.max_sessions,
             load=self.engine.num_sessions,
             draining=self._draining,
-            attributes={"row_classes": ",".join(map(str, info.row_classes)), "num_blocks": str(info.num_blocks)},
+            attributes={
+                "row_classes": ",".join(map(str, info.row_classes)),
+                "num_blocks": str(info.num_blocks),
+                "kv_pool_bytes": str(info.num_blocks * info.kv_block_bytes),
+                "kv_bytes_per_token": str(info.kv_bytes_per_token),
+                "prefix_reuse": str(self.settings.prefix_reuse).lower(),
+            },
         )
 
     async def _load_model(self) -> Loaded:
@@ -181,7 +187,7 @@ class VerifyApp:
         return EngineSettings(
             limits=Limits(settings.max_sessions, settings.max_waiting, settings.retry_delay_s),
             body_limit_s=settings.body_limit_s,
-            idle_s=settings.idle_s,
+            prefix_reuse=settings.prefix_reuse,
             send_hints=settings.send_hints,
         )
 

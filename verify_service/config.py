@@ -1,12 +1,13 @@
 """Settings of a verifier: `OUTRIDER_VERIFY_*` environment variables."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from outrider.config import ServiceSettings
 from outrider.model.loader import DEFAULT_MODEL
+from outrider.model.memory import KvBudget, parse_budget
 from outrider.rpc import MAX_MESSAGE_BYTES
 
 TOY = "toy"
@@ -26,8 +27,12 @@ class VerifySettings(ServiceSettings):
     """Where the model runs, as torch names it."""
     threads: int = Field(default=1, ge=1)
     """Threads of the model's arithmetic."""
-    num_blocks: int = Field(default=256, ge=1)
-    """Size of the KV pool, in blocks of 64 tokens."""
+    kv_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=512 << 20)
+    """Memory of the KV pool: a size such as "2GiB", or a share of what is free once the model is loaded, as "40%"."""
+    num_blocks: int = Field(default=0, ge=0)
+    """Size of the KV pool in blocks of 64 tokens; 0: what the budget has room for."""
+    prefix_reuse: bool = True
+    """Whether KV that was computed before, for whichever session, is used again; no text depends on it."""
     context_len: int = Field(default=0, ge=0)
     """Most tokens of a session; 0: the model's own limit."""
     max_sessions: int = Field(default=64, ge=1)
@@ -38,8 +43,6 @@ class VerifySettings(ServiceSettings):
     """What a refused caller is told to wait."""
     body_limit_s: float = Field(default=30.0, gt=0)
     """Longest wait for a proposal that was announced; running out voids rejection mode's guarantee, and is counted."""
-    idle_s: float = Field(default=600.0, ge=0)
-    """How long a session's KV is kept after it ended."""
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16)
     """Largest message that is sent or taken; a larger one ends the stream it came on."""
     send_hints: bool = False
@@ -54,3 +57,14 @@ class VerifySettings(ServiceSettings):
     """Toy: seconds of one pass."""
     heartbeat_ttl_s: float = Field(default=5.0, gt=0)
     """How long an announcement in the registry holds; renewed three times as often."""
+
+    @property
+    def pool(self) -> int | KvBudget:
+        """Size of the KV pool: blocks if they are set, else the budget."""
+        return self.num_blocks or self.kv_budget
+
+    @field_validator("kv_budget", mode="before")
+    @classmethod
+    def _read_budget(cls, value: object) -> object:
+        """Take a size or a share as text."""
+        return parse_budget(value) if isinstance(value, str) else value

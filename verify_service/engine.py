@@ -22,7 +22,7 @@ import torch
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import DecodeAttach, Draining, ProposalHeader
-from outrider.model.runner import ModelRunner
+from outrider.model.runner import KvUsage, ModelRunner
 from verify_service.alarms import Alarms
 from verify_service.driver import Driver
 from verify_service.events import Arrived, StreamBroken
@@ -55,8 +55,8 @@ class EngineSettings:
     limits: Limits = field(default_factory=Limits)
     body_limit_s: float = 30.0
     """Longest wait for the body of an announced proposal; running out voids the guarantee of rejection mode."""
-    idle_s: float = 600.0
-    """How long KV is kept after its session ended."""
+    prefix_reuse: bool = True
+    """Whether KV that was computed before, for whichever session, is used again; no text depends on it."""
     send_hints: bool = False
     """Whether draft workers are told of the end of an epoch before the orchestrator's commit."""
     fill_beside: int = 1
@@ -94,13 +94,13 @@ class Engine:
         """Running totals by name; read-only for others."""
         self._alarms = Alarms()
         self._workers = Workers(self.counters)
-        self._residence = Residence(runner)
-        self._roster = Roster(self._residence, settings.limits, self.counters, clock)
+        self._residence = Residence(runner, prefix_reuse=settings.prefix_reuse)
+        self._roster = Roster(self._residence, settings.limits, self.counters)
         self._driver = Driver(
             self._workers, self._alarms, self.counters, clock, settings.body_limit_s, settings.send_hints, self._fail
         )
         scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
-        self._passes = Passes(runner, scheduler, self._driver, self.counters, clock)
+        self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock)
 
     # -- from other threads ----------------------------------------------------------------------------------------
 
@@ -130,9 +130,14 @@ class Engine:
         return self._roster.num_waiting
 
     @property
-    def kv_usage(self) -> float:
-        """Fraction of the KV pool that is in use, idle KV included."""
-        return 1.0 - self._runner.free_blocks / self._runner.info.num_blocks
+    def kv_usage(self) -> KvUsage:
+        """How the KV pool is used."""
+        return self._runner.kv_usage
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Memory of one KV block."""
+        return self._runner.info.kv_block_bytes
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -226,9 +231,6 @@ class Engine:
             return
         self._roster.leave(session, keep_kv=event.keep_kv)
         session.send(None)
-        if event.keep_kv:
-            due_s = self._clock() + self._settings.idle_s
-            self._alarms.at(due_s, lambda: self._residence.forget_before(due_s - self._settings.idle_s))
 
     def _join_worker(self, event: JoinWorker) -> None:
         if self._workers.join(event):

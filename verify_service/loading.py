@@ -9,7 +9,7 @@ from outrider.messages import Vocabulary
 from outrider.model.loader import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.runner import ModelRunner
-from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
+from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import vocabulary
 from verify_service.config import TOY, VerifySettings
 
@@ -39,7 +39,7 @@ def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
     if settings.model == TOY:
         return _toy(settings)
     spec = ModelSpec(settings.model, settings.dtype, None, settings.device)
-    opened = open_model(spec, num_blocks=settings.num_blocks, context_len=settings.context_len, on_progress=on_progress)
+    opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
     return Loaded(opened.runner, opened.vocabulary)
 
 
@@ -49,7 +49,7 @@ def _toy(settings: VerifySettings) -> Loaded:
     runner = ToyRunner(
         language,
         context_len=settings.context_len or 4096,
-        num_blocks=settings.num_blocks,
+        num_blocks=toy_blocks(settings.pool),
         delay_s=settings.toy_delay_s,
     )
     return Loaded(runner, vocabulary(tokenizer))

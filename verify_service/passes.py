@@ -11,6 +11,7 @@ from outrider.errors import Internal
 from outrider.model.runner import ModelRunner, Rows
 from verify_service.driver import Driver
 from verify_service.reports import features_of
+from verify_service.residence import Residence
 from verify_service.scheduler import Scheduler, Work
 from verify_service.sessions import Session
 
@@ -21,6 +22,7 @@ class Passes:
 
     runner: ModelRunner
     scheduler: Scheduler
+    residence: Residence
     driver: Driver
     counters: Counter[str]
     clock: Callable[[], float]
@@ -75,6 +77,7 @@ class Passes:
                 session.filling = False
                 self.driver.make_ready(session)
             self._check(session, work)
+            self.residence.commit(session)
             self._tell_features(session, work, rows)
         except Exception as error:
             self.driver.fail(session, error)

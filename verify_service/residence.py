@@ -1,29 +1,32 @@
-"""Whose KV is in the pool: slots of sessions that run, and of sessions that may come back.
+"""Sessions' KV in the pool: who gets a slot, what it finds there already, and what is left when it goes.
 
-KV is a cache: all of it can be computed again from a session's tokens and classes, with the same bits. Idle KV is given
-up first, the longest unused before others.
+KV is a cache: all of it can be computed again from a session's tokens and classes, with the same bits. What sessions
+have committed stays in the pool under its content until the room is needed: for a session's next turn, for others that
+begin alike, and for one that had to give way.
 
-Invariant: between passes a slot holds exactly the blocks its length needs, so free and held blocks add up to the pool.
+Invariant: between passes a slot holds exactly the blocks its length needs, all of its tokens are committed, and free,
+cached and used blocks add up to the pool.
 """
 
-import logging
-from collections import OrderedDict
 from collections.abc import Iterable
 
-from outrider.ids import SessionId
 from outrider.model.kv import num_blocks_for
 from outrider.model.runner import KvSlot, ModelRunner
-from verify_service.sessions import Resident, Session, common_prefix
-
-log = logging.getLogger(__name__)
+from verify_service.sessions import Session
 
 
 class Residence:
     """The pool as the engine sees it."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, *, prefix_reuse: bool = True) -> None:
+        """Serve from an empty pool.
+
+        Args:
+            runner: Whose pool it is.
+            prefix_reuse: Whether anything that was computed is used again; off, every session begins at 0.
+        """
         self._runner = runner
-        self._idle: OrderedDict[SessionId, Resident] = OrderedDict()
+        self.prefix_reuse = prefix_reuse
 
     @property
     def num_blocks(self) -> int:
@@ -31,66 +34,40 @@ class Residence:
         return self._runner.info.num_blocks
 
     @property
-    def num_idle(self) -> int:
-        """Sessions whose KV is kept without use."""
-        return len(self._idle)
-
-    @property
     def available_blocks(self) -> int:
-        """Blocks that are free, or would be if all idle KV were given up."""
-        return self._runner.free_blocks + sum(num_blocks_for(kept.slot.length) for kept in self._idle.values())
+        """Blocks that are free, or cached and can be given up."""
+        return self._runner.free_blocks
 
     def settle_in(self, session: Session) -> int:
-        """Give a session a slot, with what is left of its earlier KV if that is its own; return how many tokens are."""
-        kept = self._idle.pop(session.opened.session_id, None)
-        classes_differ = self._runner.info.classes_differ
-        reused = common_prefix(kept.token_ids, kept.classes if classes_differ else None, session) if kept else 0
-        if kept is not None and reused:
-            kept.slot.truncate(reused)
-            session.slot = kept.slot
-        else:
-            if kept is not None:
-                self._runner.free_slot(kept.slot)
-            session.slot = self._runner.new_slot()
-        session.filling = reused < session.chain.kv_len
+        """Give a session a slot, with what is known of its tokens; return how many those are."""
+        session.slot = self._runner.new_slot()
+        session.filling = True
+        return self.take_over(session)
+
+    def take_over(self, session: Session) -> int:
+        """Let a filling session have what was computed meanwhile, by whomever; return how many tokens that is."""
+        slot, end = session.slot, session.chain.kv_len
+        if slot is None or not session.filling:
+            return 0
+        start, reused = slot.length, 0
+        if self.prefix_reuse:
+            reused = slot.match(session.chain.tokens[start:end], session.classes(end)[start:])
+        session.filling = slot.length < end
         return reused
 
-    def move_out(self, session: Session, *, keep: bool, now_s: float) -> None:
-        """Take a session's slot away; its KV stays for later if `keep`, else its blocks are free now. Idempotent."""
+    def commit(self, session: Session) -> None:
+        """All tokens of the session's slot are committed: their full blocks may be used by others."""
+        if self.prefix_reuse and session.slot is not None:
+            session.slot.commit(session.slot.length)
+
+    def move_out(self, session: Session, *, keep: bool) -> None:
+        """Take a session's slot away; what it has committed stays known only if `keep`. Idempotent."""
         slot, session.slot, session.filling = session.slot, None, False
-        if slot is None:
-            return
-        session_id = session.opened.session_id
-        self.forget(session_id)
-        if keep and slot.length:
-            ids = session.chain.tokens[: slot.length]
-            self._idle[session_id] = Resident(slot, ids, session.classes(slot.length), now_s)
-        else:
-            self._runner.free_slot(slot)
-
-    def forget(self, session_id: SessionId) -> None:
-        """Give up a session's idle KV, if there is any."""
-        kept = self._idle.pop(session_id, None)
-        if kept is not None:
-            self._runner.free_slot(kept.slot)
-
-    def forget_before(self, since_s: float) -> None:
-        """Give up what nobody has used since `since_s`."""
-        while self._idle and next(iter(self._idle.values())).since_s <= since_s:
-            self.forget(next(iter(self._idle)))
-
-    def make_room(self, blocks: int) -> bool:
-        """Give up idle KV until so many blocks are free; say whether they are."""
-        while self._runner.free_blocks < blocks and self._idle:
-            self.forget(next(iter(self._idle)))
-        return self._runner.free_blocks >= blocks
+        if slot is not None:
+            self._runner.free_slot(slot, forget=not keep)
 
     def is_balanced(self, slots: Iterable[KvSlot]) -> bool:
-        """Say whether free blocks, those of idle sessions and those of these slots make up the whole pool."""
+        """Say whether these slots account for all blocks that are in use."""
+        usage = self._runner.kv_usage
         held = sum(num_blocks_for(slot.length) for slot in slots)
-        return self.available_blocks + held == self.num_blocks
-
-
-def growth(slot: KvSlot, num_tokens: int) -> int:
-    """Return how many more blocks a slot needs for so many more tokens."""
-    return num_blocks_for(slot.length + num_tokens) - num_blocks_for(slot.length)
+        return usage.references == held and usage.used + self.available_blocks == usage.num_blocks

@@ -7,7 +7,7 @@ lost its KV is computed again later, with the same bits.
 import logging
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 
 from outrider.errors import FailedPrecondition, ResourceExhausted
@@ -38,13 +38,10 @@ class Limits:
 class Roster:
     """All open sessions, by ticket and by id; the running ones in the order in which they are to be served."""
 
-    def __init__(
-        self, residence: Residence, limits: Limits, counters: Counter[str], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, residence: Residence, limits: Limits, counters: Counter[str]) -> None:
         self._residence = residence
         self._limits = limits
         self._counters = counters
-        self._clock = clock
         self._by_ticket: dict[Ticket, Session] = {}
         self._by_id: dict[SessionId, Session] = {}
         self._running: OrderedDict[Ticket, Session] = OrderedDict()
@@ -130,7 +127,7 @@ class Roster:
         self._running.pop(session.ticket, None)
         if session in self._waiting:
             self._waiting.remove(session)
-        self._residence.move_out(session, keep=keep_kv, now_s=self._clock())
+        self._residence.move_out(session, keep=keep_kv)
         self._check_balance()
 
     # -- slots -----------------------------------------------------------------------------------------------------
@@ -138,12 +135,8 @@ class Roster:
     def admit(self) -> list[Session]:
         """Give slots to waiting sessions, oldest first, as long as there is room; return who got one."""
         admitted = []
-        while self._waiting and self._has_room(self._waiting[0]):
-            session = self._waiting.pop(0)
-            reused = self._residence.settle_in(session)
-            self._counters["kv_reused_tokens"] += reused
-            self._running[session.ticket] = session
-            admitted.append(session)
+        while self._waiting and self._take_in(self._waiting[0]):
+            admitted.append(self._waiting.pop(0))
         return admitted
 
     def give_way(self, to: Session, busy: Container[Ticket]) -> bool:
@@ -157,21 +150,26 @@ class Roster:
         if not younger:
             return False
         victim = self._running.pop(max(younger))
-        self._residence.move_out(victim, keep=False, now_s=self._clock())
+        self._residence.move_out(victim, keep=True)
         insort(self._waiting, victim, key=lambda session: session.ticket)
         self._counters["preempted"] += 1
         return True
 
-    def _has_room(self, session: Session) -> bool:
-        """Whether a slot may be given out.
+    def _take_in(self, session: Session) -> bool:
+        """Give a session a slot if there is room; all that running sessions still have to fill stays reserved.
 
-        All that running sessions still have to fill stays reserved, and a block for each to grow into: a session that
-        lost its KV would only lose it again.
+        How much it needs is known only once it has what others have computed.
         """
         if len(self._running) >= self._limits.max_sessions:
             return False
-        reserved = sum(missing_blocks(running) + 1 for running in self._running.values())
-        return not self._running or reserved + missing_blocks(session) <= self._residence.available_blocks
+        reused = self._residence.settle_in(session)
+        reserved = sum(missing_blocks(running) for running in self._running.values())
+        if self._running and reserved + missing_blocks(session) > self._residence.available_blocks:
+            self._residence.move_out(session, keep=True)
+            return False
+        self._counters["kv_reused_tokens"] += reused
+        self._running[session.ticket] = session
+        return True
 
     def _check_balance(self) -> None:
         slots = [session.slot for session in self._running.values() if session.slot is not None]

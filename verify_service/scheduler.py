@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from outrider.errors import ResourceExhausted
 from outrider.ids import Mode, TokenClass
-from outrider.model.runner import Feed, KvSlot, ModelInfo
+from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, ModelInfo
 from verify_service.driver import Driver
 from verify_service.events import Scheduled, Test
-from verify_service.residence import Residence, growth
+from verify_service.residence import Residence
 from verify_service.roster import Roster
 from verify_service.sessions import Session
 
@@ -59,14 +59,35 @@ class Scheduler:
         for session in self._roster.in_turn():
             if len(works) >= max_stretches:
                 break
-            if not session.filling:
+            if not session.filling or self._complete(session):
                 continue
             first, last, token_class = session.fill_range(
                 classes_differ=self._info.classes_differ, max_decode=self._info.max_rows
             )
+            if self._is_under_way(session, first, last, works):
+                continue
             if self._make_room(session, last - first, works):
                 works.append(self._filling(session, first, last, token_class))
         return self._take_turns(works)
+
+    def _complete(self, session: Session) -> bool:
+        """Let a session take over what others have computed meanwhile; say whether it needs nothing more."""
+        self._driver.counters["kv_reused_tokens"] += self._residence.take_over(session)
+        if not session.filling:
+            self._driver.make_ready(session)
+        return not session.filling
+
+    def _is_under_way(self, session: Session, first: int, last: int, works: list[Work]) -> bool:
+        """Whether another session computes this very block in this pass, so that it can be taken over afterwards."""
+        if not self._residence.prefix_reuse or first % BLOCK_LEN or last - first < BLOCK_LEN:
+            return False
+        return any(work.start == first and self._is_alike(session, work.session, last) for work in works)
+
+    def _is_alike(self, session: Session, other: Session, length: int) -> bool:
+        """Whether two sessions' first tokens leave the same KV."""
+        if session.chain.tokens[:length] != other.chain.tokens[:length]:
+            return False
+        return not self._info.classes_differ or session.classes(length) == other.classes(length)
 
     def _offer(self, session: Session, rows_left: int, *, alone: bool) -> int:
         """Return how many rows a session may use.
@@ -102,9 +123,9 @@ class Scheduler:
 
         Room is made before a chain hands out a test: a test under way cannot be taken back.
         """
-        planned = sum(growth(work.feed.slot, len(work.feed.token_ids)) for work in works)
+        planned = sum(work.feed.slot.growth(len(work.feed.token_ids)) for work in works)
         busy = {work.session.ticket for work in works}
-        while not self._residence.make_room(planned + growth(_slot_of(session), num_tokens)):
+        while self._residence.available_blocks < planned + _slot_of(session).growth(num_tokens):
             if self._roster.give_way(session, busy):
                 continue
             if self._roster.num_running == 1:

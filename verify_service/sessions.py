@@ -1,7 +1,6 @@
 """One session on the engine's thread: its chain, its KV slot, and what waits to be sent with the next verdict."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -121,32 +120,5 @@ def effective_classes(opened: DecodeOpen) -> list[TokenClass]:
     return classes
 
 
-def common_prefix(ids: Sequence[int], classes: Sequence[TokenClass] | None, session: Session) -> int:
-    """Return for how many tokens resident KV is the session's own.
-
-    Args:
-        ids: tokens of the resident KV.
-        classes: their classes; None where classes do not matter.
-        session: whose tokens and classes are wanted.
-    """
-    length = min(len(ids), session.chain.kv_len)
-    wanted = session.classes(length)
-    for at in range(length):
-        if ids[at] != session.chain.tokens[at] or (classes is not None and classes[at] is not wanted[at]):
-            return at
-    return length
-
-
 def _block_end(position: int) -> int:
     return (position // BLOCK_LEN + 1) * BLOCK_LEN
-
-
-@dataclass(slots=True)
-class Resident:
-    """KV that nobody uses now, kept for the session's next turn."""
-
-    slot: KvSlot
-    token_ids: list[int]
-    classes: list[TokenClass]
-    since_s: float
-    """When its last session ended, by the engine's clock."""

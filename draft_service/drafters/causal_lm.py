@@ -5,14 +5,13 @@ with the last one; more go through prompt passes, a bounded number of them per t
 not hold up the others.
 
 KV of a proposal is reserved when it is planned. A session for which there is no room offers nothing, which depends on
-the other sessions' lengths only. Closed sessions' KV stays, least recently used first out, and is taken over by the
-same session's next opening up to the longest common prefix by ids.
+the other sessions' lengths only. KV of prompts and of closed sessions stays in the pool as long as there is room, and
+is taken over by whoever begins with the same ids, in whole blocks. By which kind of pass it was computed does not
+matter here: a guess may be a different one, and is a guess all the same.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass
 
 from draft_service.drafters.protocol import (
     DrafterInfo,
@@ -35,33 +34,22 @@ MAX_DECODE_LAG = 8
 
 
 @dataclass(slots=True)
-class _Kv:
-    """A slot and the ids it was fed; both always have the same length."""
-
-    slot: KvSlot
-    ids: list[int] = field(default_factory=list)
-
-    def truncate(self, length: int) -> None:
-        """Forget positions at and past `length`."""
-        if length < self.slot.length:
-            self.slot.truncate(length)
-            del self.ids[length:]
-
-
-@dataclass(slots=True)
 class _State:
     """One open session."""
 
     session: DraftSession
-    kv: _Kv
+    slot: KvSlot
+    """Holds the text's own tokens, never those of a text that was given up."""
     penalised: Penalised
+    committed_len: int
+    """Tokens that it was opened with; others may have their KV as soon as it is computed."""
     reserved_len: int = 0
     """Tokens that KV blocks are promised for."""
 
     @property
     def promised_blocks(self) -> int:
         """Blocks promised, and not taken yet."""
-        return max(0, num_blocks_for(self.reserved_len) - num_blocks_for(self.kv.slot.length))
+        return max(0, num_blocks_for(self.reserved_len) - num_blocks_for(self.slot.length))
 
 
 class CausalLm:
@@ -74,7 +62,7 @@ class CausalLm:
         vocab_len: int,
         kind: str = "causal_lm",
         prompt_passes: int = 1,
-        max_idle: int = 256,
+        prefix_reuse: bool = True,
     ) -> None:
         """Take over a runner.
 
@@ -83,7 +71,7 @@ class CausalLm:
             vocab_len: Length of the tokenizer's id range.
             kind: Name of the drafter in descriptions and metrics.
             prompt_passes: Most prompt passes per token step, over all sessions.
-            max_idle: Most closed sessions whose KV is kept.
+            prefix_reuse: Whether KV that was computed before, for whichever session, is used again.
 
         Raises:
             FailedPrecondition: the model has no rows for some of the vocabulary's ids.
@@ -98,17 +86,17 @@ class CausalLm:
         )
         self._runner = runner
         self._prompt_passes = prompt_passes
-        self._max_idle = max_idle
+        self._prefix_reuse = prefix_reuse
         self._states: dict[SessionId, _State] = {}
-        self._idle: OrderedDict[SessionId, _Kv] = OrderedDict()
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
-        """Begin a session with what its idle KV has in common with `ids`."""
-        kv = self._idle.pop(session.session_id, None) or _Kv(self._runner.new_slot())
-        kv.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(kv.ids, ids, strict=False))))
-        self._states[session.session_id] = _State(session, kv, Penalised(session.prompt_len))
+        """Begin a session with what is known of `ids`; the last one is fed in any case, for its row."""
+        slot = self._runner.new_slot(by_class=False)
+        if self._prefix_reuse:
+            slot.match(ids[:-1], [TokenClass.PROMPT] * (len(ids) - 1))
+        self._states[session.session_id] = _State(session, slot, Penalised(session.prompt_len), len(ids) - 1)
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
         """Offer what fits into the model's context, if there is KV for it."""
@@ -132,37 +120,36 @@ class CausalLm:
             if feed is not None:
                 feeds[index] = feed
         rows = dict(zip(feeds, self._forward(list(feeds.values())), strict=True))
-        for index, feed in feeds.items():
-            self._states[batch[index].session_id].kv.ids.extend(feed.token_ids)
+        for index in feeds:
+            self._commit(self._states[batch[index].session_id])
         return [self._outcome(work, rows.get(index)) for index, work in enumerate(batch)]
 
     def rewind(self, session_id: SessionId, length: int) -> None:
         """Lower the KV's length."""
         state = self._states[session_id]
-        state.kv.truncate(length)
+        _shorten(state.slot, length)
         state.penalised.rewind(length)
 
     def close(self, session_id: SessionId, keep: bool) -> None:
-        """Keep the session's KV among the idle ones, or free it."""
+        """Give the session's KV back; what it holds stays known if `keep`, its last guesses too, which do no harm."""
         state = self._states.pop(session_id, None)
         if state is None:
             return
-        self._idle[session_id] = state.kv
-        if not keep or not state.kv.ids:
-            self._runner.free_slot(self._idle.pop(session_id).slot)
-        while len(self._idle) > self._max_idle:
-            self._evict()
+        if keep:
+            state.committed_len = state.slot.length
+            self._commit(state)
+        self._runner.free_slot(state.slot, forget=not keep)
 
     # -- catching up and drawing -------------------------------------------------------------------------------------
 
     def _lag(self, state: _State, ids: Sequence[int]) -> int:
         """Return how many tokens must be fed for a row after `ids`: at least the last one."""
-        state.kv.truncate(len(ids) - 1)
-        return len(ids) - state.kv.slot.length
+        _shorten(state.slot, len(ids) - 1)
+        return len(ids) - state.slot.length
 
     def _feed(self, state: _State, work: Work) -> Feed | None:
         """Return a session's next feed; None if it needs none."""
-        ids, slot = work.ids, state.kv.slot
+        ids, slot = work.ids, state.slot
         lag = self._lag(state, ids)
         if lag > MAX_DECODE_LAG:
             if work.count == 0 and not self._worth_catching_up(state, ids):
@@ -193,18 +180,21 @@ class CausalLm:
     # -- room --------------------------------------------------------------------------------------------------------
 
     def _reserve(self, state: _State, length: int) -> bool:
-        """Promise KV for `length` tokens to a session, at the cost of idle ones; False if it is not there."""
+        """Promise KV for `length` tokens to a session; False if it is not there."""
         promised = sum(other.promised_blocks for other in self._states.values() if other is not state)
-        needed = max(0, num_blocks_for(length) - num_blocks_for(state.kv.slot.length))
-        while self._runner.free_blocks < promised + needed and self._idle:
-            self._evict()
+        needed = max(0, num_blocks_for(length) - num_blocks_for(state.slot.length))
         if self._runner.free_blocks < promised + needed:
             state.reserved_len = 0
             return False
         state.reserved_len = length
         return True
 
-    def _evict(self) -> None:
-        """Free the KV of the session that was closed longest ago."""
-        _, kv = self._idle.popitem(last=False)
-        self._runner.free_slot(kv.slot)
+    def _commit(self, state: _State) -> None:
+        if self._prefix_reuse:
+            state.slot.commit(state.committed_len)
+
+
+def _shorten(slot: KvSlot, length: int) -> None:
+    """Forget positions at and past `length`, if there are any."""
+    if length < slot.length:
+        slot.truncate(length)

@@ -159,6 +159,8 @@ class BlockSlot:
         return chained_key(parent, token_ids, classes if self._by_class else b"")
 
     def _set_blocks(self, blocks: list[int]) -> None:
+        if self._pool is not None:
+            self._pool.num_holders += bool(blocks) - bool(self.blocks)
         self.blocks = blocks
         self.contiguous = all(block == blocks[0] + index for index, block in enumerate(blocks))
 
@@ -181,6 +183,8 @@ class BlockPool:
         self._users = [0] * num_blocks
         self._num_shared = 0
         self._num_references = 0
+        self.num_holders = 0
+        """Slots that have blocks."""
         self._index = PrefixIndex()
         self.set_roots("", classes_differ=True)
 
@@ -194,7 +198,7 @@ class BlockPool:
         """How the pool is used at present."""
         cached = self._index.num_idle
         used = self.num_blocks - len(self._free) - cached
-        return KvUsage(self.num_blocks, used, self._num_shared, cached, self._num_references)
+        return KvUsage(self.num_blocks, used, self._num_shared, cached, self._num_references, self.num_holders)
 
     def set_roots(self, fingerprint: str, *, classes_differ: bool) -> None:
         """Begin chains of keys afresh; slots fed before must be fed again.

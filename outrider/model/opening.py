@@ -7,9 +7,10 @@ from typing import Protocol, cast
 from outrider.messages import Vocabulary
 from outrider.model.gguf import Progress
 from outrider.model.loader import ModelSpec, cache_dir, end_token_ids, load
+from outrider.model.memory import KvBudget
 from outrider.model.probe import StockCheck, calibrate
 from outrider.model.runner import ModelRunner
-from outrider.model.toy import ToyTokenizer, toy_from_name
+from outrider.model.toy import ToyTokenizer, toy_blocks, toy_from_name
 from outrider.model.transformers_runner import TransformersRunner
 from outrider.model.vocabulary import vocabulary
 
@@ -47,23 +48,27 @@ class OpenedModel:
 
 
 def open_model(
-    spec: ModelSpec, *, num_blocks: int = 256, context_len: int = 0, on_progress: Progress = lambda *_: None
+    spec: ModelSpec,
+    *,
+    num_blocks: int | KvBudget = 256,
+    context_len: int = 0,
+    on_progress: Progress = lambda *_: None,
 ) -> OpenedModel:
     """Open a model; blocks for seconds, longer the first time.
 
     Args:
         spec: Which one; names that start with "toy" give a toy (`toy_from_name`).
-        num_blocks: Size of the KV pool in blocks of 64 tokens.
+        num_blocks: Size of the KV pool in blocks of 64 tokens, or memory to fill with it.
         context_len: Most tokens of a session; 0 takes the model's own limit.
         on_progress: Told about stages: name, finished fraction or None.
 
     Raises:
         NotFound: No such model.
-        FailedPrecondition: The model has a feature that is not supported.
+        FailedPrecondition: The model has a feature that is not supported, or there is no memory for its KV.
     """
     if spec.name == "toy" or spec.name.startswith("toy:"):
         toy = ToyTokenizer()
-        return OpenedModel(toy_from_name(spec.name, num_blocks), toy, vocabulary(toy), (toy.eos_token_id,))
+        return OpenedModel(toy_from_name(spec.name, toy_blocks(num_blocks)), toy, vocabulary(toy), (toy.eos_token_id,))
     model, tokenizer = load(spec, on_progress)
     ends = end_token_ids(model, tokenizer)
     stock = StockCheck(model)

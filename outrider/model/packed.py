@@ -52,3 +52,15 @@ def packed(linear: nn.Module) -> nn.Module:
     if type(linear) is nn.Linear and can_pack(linear.weight):
         return PackedLinear(linear)
     return linear
+
+
+def unmap(model: nn.Module) -> None:
+    """Give weights that are still used on the CPU memory of their own, so that a mapped checkpoint file can go.
+
+    A file stays mapped as long as one tensor lies in it: the few weights that are not packed (embedding, norms) would
+    keep a second copy of all the others resident.
+    """
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.device.type == "cpu":
+                weight.data = weight.data.clone()

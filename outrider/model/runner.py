@@ -85,6 +85,8 @@ class KvUsage:
     """Used by none, and kept because they are known by their content; any of them can be taken."""
     references: int
     """Blocks of all slots, counted once for every slot."""
+    holders: int
+    """Slots that have blocks."""
 
 
 class KvSlot(Protocol):
@@ -184,6 +186,7 @@ class ModelRunner(Protocol):
         """Give all blocks of a slot back and make it unusable; idempotent.
 
         Args:
+            slot: Of this runner.
             forget: Whether what only this slot used is not to be found by its content any more.
         """
         ...

@@ -16,7 +16,13 @@ from torch import Tensor
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
 from outrider.model.kv import BlockPool, BlockSlot, block_slot, pool_rows
+from outrider.model.memory import KvBudget
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
+
+TOKEN_BYTES = 8
+"""What a toy remembers of a token."""
+MAX_TOY_BLOCKS = 1024
+"""Most blocks that a toy makes of a budget: its tokens are so small that it would make a million."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class ToyRunner:
         self._info = ModelInfo(
             name=name, vocab_size=language.vocab_size, context_len=context_len, dtype="float64", hidden_size=1,
             row_classes=row_classes, max_rows=row_classes[-1], exactness="bitwise", fingerprint="toy",
-            kv_bytes_per_token=8, num_blocks=num_blocks, classes_differ=False,
+            kv_bytes_per_token=TOKEN_BYTES, num_blocks=num_blocks, classes_differ=False,
         )  # fmt: skip
         self._pool.set_roots("toy", classes_differ=False)
 
@@ -184,6 +190,17 @@ class ToyRunner:
         self.passes += sizes
         if self._delay_s and sizes:
             time.sleep(self._delay_s * len(sizes))
+
+
+def toy_blocks(wanted: int | KvBudget) -> int:
+    """Return the size of a toy's pool: what is wanted, of a budget as much as a toy can use.
+
+    Raises:
+        FailedPrecondition: A budget without room for one block.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    return min(MAX_TOY_BLOCKS, wanted.num_blocks(TOKEN_BYTES * BLOCK_LEN, torch.device("cpu")))
 
 
 def toy_from_name(name: str, num_blocks: int = 1024) -> ToyRunner:

@@ -18,7 +18,8 @@ from outrider.ids import TokenClass
 from outrider.model.attention import ATTENTION_NAME, PassPlan, Segment
 from outrider.model.fused import fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot, pool_rows
-from outrider.model.packed import packed
+from outrider.model.memory import KvBudget
+from outrider.model.packed import packed, unmap
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
 
 
@@ -49,7 +50,13 @@ class TransformersRunner:
     """The runner protocol over a `transformers` causal LM."""
 
     def __init__(
-        self, model: PreTrainedModel, *, name: str, num_blocks: int = 256, context_len: int = 0, fused: bool = True
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str,
+        num_blocks: int | KvBudget = 256,
+        context_len: int = 0,
+        fused: bool = True,
     ) -> None:
         """Take over a model; its attention (and, fused, its layers) are replaced.
 
@@ -58,12 +65,12 @@ class TransformersRunner:
         Args:
             model: In its final dtype and on its final device.
             name: The model's name.
-            num_blocks: Size of the KV pool in blocks of 64 tokens.
+            num_blocks: Size of the KV pool in blocks of 64 tokens, or memory to fill with it.
             context_len: Most tokens of a slot; 0 takes the model's own limit.
             fused: Use fused layers where the model has some.
 
         Raises:
-            FailedPrecondition: The model cannot run over a block pool; names the feature.
+            FailedPrecondition: The model cannot run over a block pool; names the feature. Or the memory is too small.
         """
         shapes = kv_shapes(model)
         self.model = model.train(False)
@@ -72,13 +79,17 @@ class TransformersRunner:
         head = head_of(model)
         weight = cast(Tensor, head.weight)
         self._device, self._dtype = weight.device, weight.dtype
-        self._kv = KvCache(shapes, num_blocks, self._dtype, self._device)
-        self._pool = BlockPool(num_blocks, self._kv.copy)
         self._classes = RowClasses()
         self._head_input: Tensor | None = None
         head = packed(head)
         cast(Any, model).set_output_embeddings(head)
         head.register_forward_pre_hook(self._keep_head_input)
+        unmap(model)
+        token_bytes = sum(2 * heads * dim * self._dtype.itemsize for heads, dim in shapes)
+        if isinstance(num_blocks, KvBudget):
+            num_blocks = num_blocks.num_blocks(token_bytes * BLOCK_LEN, self._device)
+        self._kv = KvCache(shapes, num_blocks, self._dtype, self._device)
+        self._pool = BlockPool(num_blocks, self._kv.copy)
         self._base_info = ModelInfo(
             name=name,
             vocab_size=weight.shape[0],
@@ -89,7 +100,7 @@ class TransformersRunner:
             max_rows=0,
             exactness="",
             fingerprint="",
-            kv_bytes_per_token=sum(2 * heads * dim * self._dtype.itemsize for heads, dim in shapes),
+            kv_bytes_per_token=token_bytes,
             num_blocks=num_blocks,
         )
         self.set_classes(self._classes, "")

@@ -311,21 +311,49 @@ def test_room_that_a_plan_promised_is_not_given_to_another() -> None:
     assert draw(drafter, "a", prompt(60), 8)[0] == continued(TARGET, prompt(60), 8, likeliest)
 
 
-def test_idle_kv_is_taken_over_up_to_the_longest_common_prefix_by_ids() -> None:
+def test_kept_kv_is_taken_over_in_whole_blocks_by_ids() -> None:
     drafter, runner = toy()
     ids = prompt(200)
     drafter.open(session(), ids)
     tokens, _ = draw(drafter, "s", ids, 5)
     drafter.close(S, keep=True)
     before = len(runner.passes)
-    other = [*ids, *tokens[:2], (tokens[2] + 1) % VOCAB]
+    other = [*ids[:199], (ids[199] + 1) % VOCAB, *tokens]
     drafter.open(session(), other)
     assert draw(drafter, "s", other, 3)[0] == continued(TARGET, other, 3, likeliest)
-    assert 64 not in runner.passes[before:]
+    assert runner.passes[before:].count(64) == 1, "192 of 205 tokens are known"
     drafter.close(S, keep=True)
     changed = [*ids[:100], (ids[100] + 1) % VOCAB, *ids[101:]]
+    before = len(runner.passes)
     drafter.open(session(), changed)
     assert draw(drafter, "s", changed, 3)[0] == continued(TARGET, changed, 3, likeliest)
+    assert runner.passes[before:].count(64) == 2, "64 of 200 tokens are known"
+
+
+def test_a_prompt_is_computed_once_for_all_sessions_that_begin_with_it() -> None:
+    drafter, runner = toy()
+    for name, passes in (("a", 3), ("b", 0)):
+        text = [*prompt(192), ord(name) % VOCAB]
+        before = len(runner.passes)
+        drafter.open(session(name), text)
+        assert draw(drafter, name, text, 70)[0] == continued(TARGET, text, 70, likeliest)
+        assert runner.passes[before:].count(64) == passes
+    assert runner.kv_usage.shared == 3
+    for name in ("a", "b"):
+        drafter.close(SessionId(name), keep=False)
+    assert (runner.kv_usage.cached, runner.free_blocks) == (0, 64)
+
+
+def test_without_prefix_reuse_nothing_is_taken_over() -> None:
+    runner = toy()[1]
+    drafter = CausalLm(runner, vocab_len=VOCAB, prefix_reuse=False)
+    for name in ("a", "b"):
+        before = len(runner.passes)
+        drafter.open(session(name), prompt(192))
+        draw(drafter, name, prompt(192), 1)
+        drafter.close(SessionId(name), keep=True)
+        assert runner.passes[before:].count(64) == 3
+    assert runner.kv_usage.cached == 0
 
 
 def test_a_shorter_text_of_the_same_session_is_not_taken_for_what_its_kv_holds() -> None:
@@ -336,16 +364,6 @@ def test_a_shorter_text_of_the_same_session_is_not_taken_for_what_its_kv_holds()
     drafter.close(S, keep=True)
     drafter.open(session(), ids[:120])
     assert draw(drafter, "s", ids[:120], 4)[0] == continued(TARGET, ids[:120], 4, likeliest)
-
-
-def test_idle_sessions_are_bounded_and_the_oldest_goes_first() -> None:
-    runner = toy()[1]
-    drafter = CausalLm(runner, vocab_len=VOCAB, max_idle=2)
-    for name in ("a", "b", "c"):
-        drafter.open(session(name), prompt(30))
-        draw(drafter, name, prompt(30), 1)
-        drafter.close(SessionId(name), keep=True)
-    assert runner.free_blocks == 62
 
 
 def test_a_share_that_cannot_be_sampled_fails_alone() -> None:

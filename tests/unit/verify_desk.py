@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
@@ -24,7 +24,8 @@ from outrider.messages import (
     Verdict,
     Vocabulary,
 )
-from outrider.model.runner import ModelRunner
+from outrider.model.kv import BlockSlot, pool_rows
+from outrider.model.runner import BLOCK_LEN, Feed, ModelRunner, Rows
 from outrider.model.toy import ToyLanguage, ToyRunner
 from outrider.noise import Purpose, derive_key, word64
 from outrider.sampling import coupled_token, draw_from_counts, greedy_token, sparse_row
@@ -123,6 +124,38 @@ class Request:
     patience_s: float = 1.0
     classes: tuple[TokenClass, ...] = ()
     prompt_len: int = 0
+
+
+class ClassesMatter(ToyRunner):
+    """A toy whose rows depend on the class of every token before them, as a real model's bits do.
+
+    Classes lie in the pool's memory beside the tokens, so sharing the wrong block shows.
+    """
+
+    def __init__(self, num_blocks: int = 1024) -> None:
+        super().__init__(ToyLanguage(VOCAB, seed=5), num_blocks=num_blocks)
+        self._info = replace(self._info, classes_differ=True)
+        self._pool.set_roots("classes matter", classes_differ=True)
+        self._classes = [0] * (num_blocks * BLOCK_LEN)
+
+    def copy_block(self, source: int, target: int) -> None:
+        super().copy_block(source, target)
+        held = self._classes[source * BLOCK_LEN : (source + 1) * BLOCK_LEN]
+        self._classes[target * BLOCK_LEN : (target + 1) * BLOCK_LEN] = held
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
+        starts = [feed.slot.length for feed in feeds]
+        outputs = super().forward(feeds)
+        for feed, start, rows in zip(feeds, starts, outputs, strict=True):
+            assert isinstance(feed.slot, BlockSlot)
+            for row in pool_rows(feed.slot, start, feed.slot.length):
+                self._classes[row] = int(feed.token_class)
+            known = [self._classes[row] for row in pool_rows(feed.slot, 0, feed.slot.length)]
+            for at in range(feed.num_rows):
+                end = feed.slot.length - feed.num_rows + at + 1
+                generator = torch.Generator().manual_seed(hash(tuple(known[:end])) % 2**31)
+                rows.logits[at] += torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+        return outputs
 
 
 Draft = Callable[[list[int]], torch.Tensor]
