@@ -24,6 +24,7 @@ from draft_service.thread import WorkerThread
 from outrider.errors import OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, WorkerDescription
+from outrider.model.kv_gauges import KvGauges, describe_pool
 from outrider.rpc import RpcServer
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
@@ -90,6 +91,8 @@ class DraftApp:
             exits.push_async_callback(thread.stop, STOP_TIMEOUT_S)
             proposals = await exits.enter_async_context(self._proposals(loaded, thread))
             info = loaded.drafter.info
+            if loaded.runner is not None:
+                self.metrics.registry.register(KvGauges(loaded.runner))
             self.seats = Seats(info, self.settings.max_sessions, thread.submit, proposals)
             thread.start()
             self._servicer.open_for_business(self.seats, self.describe)
@@ -116,7 +119,10 @@ class DraftApp:
         """
         if self._loaded is None or self.seats is None:
             raise Unavailable(self._servicer.unready)
-        info = self._loaded.drafter.info
+        info, runner = self._loaded.drafter.info, self._loaded.runner
+        attributes = describe_pool(runner.info) if runner is not None else {}
+        if self.seats.trouble is not None:
+            attributes["trouble"] = self.seats.trouble.message
         return WorkerDescription(
             worker_id=self.worker_id,
             role="draft",
@@ -131,7 +137,7 @@ class DraftApp:
             capacity=self.settings.max_sessions,
             load=len(self.seats),
             draining=self.seats.draining or self.seats.trouble is not None,
-            attributes={"trouble": self.seats.trouble.message} if self.seats.trouble else {},
+            attributes=attributes,
         )
 
     # -- loading -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from outrider.errors import NotFound
 from outrider.messages import Vocabulary
 from outrider.model.loader import ModelSpec, locate
 from outrider.model.opening import open_model
+from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import vocabulary
 
@@ -32,6 +33,8 @@ class Loaded:
 
     drafter: Drafter
     vocabulary: Vocabulary
+    runner: ModelRunner | None = None
+    """The drafter's model, if it has one; the drafter's own, and here only to be described."""
 
 
 def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from outrider.errors import Internal, OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
+from outrider.model.kv_gauges import describe_pool
 from outrider.rpc import RpcServer
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
@@ -128,9 +129,7 @@ class VerifyApp:
             draining=self._draining,
             attributes={
                 "row_classes": ",".join(map(str, info.row_classes)),
-                "num_blocks": str(info.num_blocks),
-                "kv_pool_bytes": str(info.num_blocks * info.kv_block_bytes),
-                "kv_bytes_per_token": str(info.kv_bytes_per_token),
+                **describe_pool(info),
                 "prefix_reuse": str(self.settings.prefix_reuse).lower(),
             },
         )

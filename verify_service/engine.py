@@ -22,7 +22,8 @@ import torch
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import DecodeAttach, Draining, ProposalHeader
-from outrider.model.runner import KvUsage, ModelRunner
+from outrider.model.kv_gauges import KvGauges
+from outrider.model.runner import ModelRunner
 from verify_service.alarms import Alarms
 from verify_service.driver import Driver
 from verify_service.events import Arrived, StreamBroken
@@ -92,6 +93,8 @@ class Engine:
         self._thread: Thread | None = None
         self.counters: Counter[str] = Counter()
         """Running totals by name; read-only for others."""
+        self.kv_gauges = KvGauges(runner)
+        """What the KV pool holds; may be read from other threads."""
         self._alarms = Alarms()
         self._workers = Workers(self.counters)
         self._residence = Residence(runner, prefix_reuse=settings.prefix_reuse)
@@ -128,16 +131,6 @@ class Engine:
     def num_waiting(self) -> int:
         """Open sessions without a place."""
         return self._roster.num_waiting
-
-    @property
-    def kv_usage(self) -> KvUsage:
-        """How the KV pool is used."""
-        return self._runner.kv_usage
-
-    @property
-    def kv_block_bytes(self) -> int:
-        """Memory of one KV block."""
-        return self._runner.info.kv_block_bytes
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.model.runner import KvUsage
 from verify_service.engine import Engine
 from verify_service.servicer import VerifyServicer
 
@@ -52,21 +51,4 @@ class VerifyMetrics(Collector):
         running = engine.num_sessions - engine.num_waiting
         yield GaugeMetricFamily("outrider_num_requests_running", "Sessions with KV in the pool", running)
         yield GaugeMetricFamily("outrider_num_requests_waiting", "Sessions without a place", engine.num_waiting)
-        yield from _kv_gauges(engine.kv_usage, engine.kv_block_bytes)
-
-
-def _kv_gauges(usage: KvUsage, block_bytes: int) -> Iterable[Metric]:
-    """Return what a pool of KV holds, in bytes; nothing of it names a session."""
-    holders = usage.holders
-    private = (usage.used - usage.shared) / holders if holders else 0.0
-    yield GaugeMetricFamily(
-        "outrider_kv_cache_usage_perc", "Share of the KV pool in use", usage.used / usage.num_blocks
-    )
-    for name, text, blocks in (
-        ("pool", "Memory of the KV pool", usage.num_blocks),
-        ("used", "KV that sessions use, each block counted once", usage.used),
-        ("shared", "KV that more than one session uses", usage.shared),
-        ("cached", "KV that no session uses, kept until the room is needed", usage.cached),
-        ("private_per_session", "KV that only one session uses, average over those that have any KV", private),
-    ):
-        yield GaugeMetricFamily(f"outrider_kv_{name}_bytes", text, blocks * block_bytes)
+        yield from engine.kv_gauges.collect()
