@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.drafts import LAYER_SUBSET
+from benchmarks.drafts import CLOSE_SUBSET
 from benchmarks.exactness.chi_square import Fit, Law, Prefix, fit_sequences
 from benchmarks.exactness.outcome import Outcome
 from benchmarks.exactness.planted import replacing_from_target
@@ -83,7 +83,7 @@ def check_law(num: int, *, threads: int = 1) -> Outcome:
 def open_bench() -> Bench:
     """Open target and draft; blocks for seconds."""
     target = open_model(ModelSpec(), num_blocks=NUM_BLOCKS, context_len=256)
-    draft = open_model(ModelSpec(layers=LAYER_SUBSET), num_blocks=NUM_BLOCKS, context_len=256)
+    draft = open_model(ModelSpec(layers=CLOSE_SUBSET), num_blocks=NUM_BLOCKS, context_len=256)
     drafter = CausalLm(draft.runner, vocab_len=draft.vocabulary.size)
     prompt = tuple(target.tokenizer.encode(PROMPT))
     return Bench(target, Sampler(target.runner, drafter, target.vocabulary.size), prompt)
