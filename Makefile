@@ -90,7 +90,7 @@ fmt: venv ## format code and protos
 	$(BIN)/buf format --write
 
 bench: venv ## measure tokens per second beside the latency model
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.one_session $(ARGS)
 
 exactness: venv ## all exactness checks on the real model, with their counts
 	$(BIN)/python -m benchmarks.exactness $(ARGS)
