@@ -14,6 +14,9 @@ KEEPALIVE_TIME_MS = 10_000
 PING_TIMEOUT_MS = 5_000
 """A ping unanswered for so long ends the connection, frozen peer or cut network alike."""
 
+CONNECT_TIMEOUT_MS = 3_000
+"""How long one attempt to connect may take."""
+
 Options = list[tuple[str, int]]
 
 
@@ -45,7 +48,8 @@ def client_options(max_message_bytes: int) -> Options:
     return [
         *common_options(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # How long one attempt may take: a busy peer needs longer; a refused attempt is repeated sooner all the same.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
 
