@@ -123,6 +123,22 @@ def test_the_held_row_tests_the_next_token_before_any_pass_and_its_verdict_rides
     judge(chain, 0, drawn=1)
 
 
+def test_where_draws_are_fresh_an_accepted_held_token_is_reported_before_the_next_pass_begins() -> None:
+    chain = opened(Mode.REJECTION)
+    for base, ids in ((4, (5, 6)), (6, (7, 8))):
+        arrive(chain, header(base, 2))
+        arrive(chain, with_rows(proposal(base, ids)))
+        if base == 4:
+            scheduled(chain)
+            judge(chain, 2)
+    scheduled(chain, 0)
+    judge(chain, 1)
+    report, test = chain.step(Scheduled(32))
+    assert isinstance(report, Report)
+    assert report.token_ids == (5, 6, 7)
+    assert isinstance(test, Test)
+
+
 def test_a_rejection_at_the_held_row_costs_no_pass_and_no_rewind() -> None:
     chain = opened()
     arrive(chain, proposal(4, (5, 6)))
