@@ -51,6 +51,7 @@ from outrider.errors import Internal, NotFound, OutriderError, ResourceExhausted
 from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch
 from outrider.messages import Verdict
+from outrider.telemetry import log_ids
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Driver:
         self._rounds = Rounds(plan, commit)
         self._spoken = tools.metrics.speculation
         self._off_reason = ""
+        self._helpers: set[asyncio.Task[None]] = set()
         self._told_epoch = Epoch()
         self._round_s = job.started_s
         self.ended = asyncio.Event()
@@ -114,21 +116,23 @@ class Driver:
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
+        with log_ids(session=self._job.session_id):
+            await self._run()
+
+    async def _run(self) -> None:
         self._metrics.running.inc()
         drafter_id = self._job.drafter.worker_id if self._job.drafter is not None else None
         self.feed(Started(self._job.verifier.worker_id, drafter_id, self._job.off_reason))
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                helpers = [
-                    self._tasks.create_task(self._guarded(self._journal.write(self._on_logged))),
-                    self._tasks.create_task(self._guarded(self._journal.keep_lease())),
-                    self._tasks.create_task(self._watch()),
-                ]
+                self._help(self._guarded(self._journal.write(self._on_logged)))
+                self._help(self._guarded(self._journal.keep_lease()))
+                self._help(self._watch())
                 await self._loop()
-                for helper in helpers:
+                for helper in tuple(self._helpers):
                     helper.cancel()
         except Exception as error:
-            log.exception("the generation of session %s failed", self._job.session_id)
+            log.exception("the generation failed")
             self._client.put_nowait(Internal(f"the generation failed: {error!r}"))
         finally:
             self._metrics.running.dec()
@@ -143,7 +147,7 @@ class Driver:
             if isinstance(event, Reported):
                 self._on_report(event)
             elif isinstance(event, Drained):
-                self._tasks.create_task(self._search.hand_over(event.opened))
+                self._help(self._search.hand_over(event.opened))
             else:
                 await self._step(event)
 
@@ -179,9 +183,9 @@ class Driver:
             case CloseDrafter():
                 self._peers.close_drafter(command)
             case ChooseDrafter():
-                self._tasks.create_task(self._search.drafter(len(self._rounds.tokens), command.exclude))
+                self._help(self._search.drafter(len(self._rounds.tokens), command.exclude))
             case ChooseVerifier():
-                self._tasks.create_task(self._search.verifier(command.exclude))
+                self._help(self._search.verifier(command.exclude))
             case AppendLog():
                 self._journal.append(command.token_ids, command.kinds)
             case Emit():
@@ -214,7 +218,7 @@ class Driver:
         """Count a verdict that was committed behind `length`, and let the policy look at it."""
         now_s = time.monotonic()
         committed = round_of(verdict, length - verdict.start, len(self._rounds.tokens) - length)
-        log.debug("session %s at %d: %s", self._job.session_id, len(self._rounds.tokens), committed)
+        log.debug("%d tokens: %s", len(self._rounds.tokens), committed)
         if committed.kinds:
             if self._meter.num_tokens:
                 self._spoken.inter_token_s.observe((now_s - self._round_s) / len(committed.kinds))
@@ -256,6 +260,12 @@ class Driver:
 
     # -- tasks beside the loop -------------------------------------------------------------------------------------
 
+    def _help(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task that has nothing to do once the generation is over; streams are not of this kind."""
+        helper = self._tasks.create_task(work)
+        self._helpers.add(helper)
+        helper.add_done_callback(self._helpers.discard)
+
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         """Turn what the log and the lease cannot survive into an event; a deleted session is called off."""
         try:
@@ -271,7 +281,7 @@ class Driver:
             await asyncio.sleep(TICK_S)
             length = len(self._rounds.tokens)
             if self._search.due(self._rounds.off_reason):
-                self._tasks.create_task(self._search.drafter(length))
+                self._help(self._search.drafter(length))
             silent_s = time.monotonic() - self._peers.heard_s
             if length >= self._rounds.commit_limit:
                 self._peers.heard_s = time.monotonic()
@@ -296,7 +306,7 @@ class Driver:
         self._metrics.generations.labels(outcome).inc()
         figures = self._meter.figures(time.monotonic())
         self._metrics.total_s.observe(figures.total_s)
-        log.info("session %s ended (%s): %s", self._job.session_id, outcome, figures)
+        log.info("the generation ended (%s): %s", outcome, figures)
         prompt_len = self._job.state.prompt_len
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None

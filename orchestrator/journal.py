@@ -85,7 +85,7 @@ class Journal:
                 )
                 return
             except LogGap as gap:
-                log.warning("the log of %s lost its tail at %d; writing it again", self._session_id, gap.length)
+                log.warning("the log has lost its tail at %d; writing it again", gap.length)
                 self._logged = gap.length
             except StoreUnavailable:
                 if time.monotonic() + pause_s > give_up_s:
@@ -107,7 +107,7 @@ class Journal:
             try:
                 await self._store.renew_lease(self._session_id, self._fence, self._lease_ttl_s)
             except StoreUnavailable as error:
-                log.debug("the lease of %s is not renewed: %s", self._session_id, error)
+                log.debug("the lease is not renewed: %s", error)
 
     async def finish(self, reason: FinishReason, peers: Peers, epoch: Epoch) -> None:
         """Note that the generation is over and where its KV lies, and give the lease up.
@@ -128,7 +128,7 @@ class Journal:
                 location = KvLocation(peers.verifier.worker_id, len(self._token_ids) - 1, epoch)
                 await self._store.put_kv_location(self._session_id, self._fence, location)
         except (NotFound, StoreError) as error:
-            log.warning("the end of session %s is not in the store: %s", self._session_id, error)
+            log.warning("the end is not in the store: %s", error)
         await self.release()
 
     async def release(self) -> None:
@@ -136,4 +136,4 @@ class Journal:
         try:
             await self._store.release_lease(self._session_id, self._fence)
         except (NotFound, StoreError) as error:
-            log.debug("the lease of session %s is not released: %s", self._session_id, error)
+            log.debug("the lease is not released: %s", error)

@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from orchestrator.commit import Commit, Ends, visible
@@ -147,7 +147,8 @@ class Opening:
     async def resume(self, asked: ResumeFrom, started_s: float) -> Opened | Over:
         """Take a session over and go on from its log.
 
-        What the log holds from the position on is told again, its text derived again; log-probabilities are not kept.
+        What the log holds from the position on is told again, its text derived again; log-probabilities, and where
+        tokens came from, are not.
 
         Raises:
             NotFound: there is no such session.
@@ -174,7 +175,7 @@ class Opening:
             room = state.prompt_len + state.max_tokens - logged.length
             drafter, off_reason = await self._choose_drafter(None, room, logged.length, verifier)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
-            told = () if seen is None else (seen,)
+            told = () if seen is None else (replace(seen, kinds=()),)
             return Opened(found.job(next_position=asked.next_position, told=told, started_s=started_s), commit)
 
     async def _over(
@@ -186,9 +187,15 @@ class Opening:
             await store.update_state(session_id, lease.fence, status=SessionStatus.FINISHED, finish_reason=reason)
         await store.release_lease(session_id, lease.fence)
         usage = Usage(state.prompt_len, len(outcome.chunk.token_ids))
-        started = Started(session_id, state.prompt_len, state.mode, "bitwise", state.model)
+        started = Started(session_id, state.prompt_len, state.mode, await self._exactness_of(state), state.model)
         finished = Finished(reason, outcome.matched, usage)
-        return Over((started, finished) if seen is None else (started, seen, finished))
+        return Over((started, finished) if seen is None else (started, replace(seen, kinds=()), finished))
+
+    async def _exactness_of(self, state: SessionState) -> str:
+        """Return what the verifier of a finished generation promises; nothing more than needed if it is gone."""
+        found = await self._tools.placement.verifiers(state.model)
+        promises = [worker.exactness for worker in found if worker.worker_id == state.verifier_id]
+        return promises[0] if promises else "distribution"
 
     # -- parts of both ---------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import OutriderError, ResourceExhausted, Unavailable
 from outrider.ids import Generation, WorkerId
 from outrider.messages import (
     DecodeClose,
@@ -162,6 +162,8 @@ class Peers:
             self._feed(Drained(opened))
         else:
             self._placement.succeeded(self.verifier.worker_id)
+            if heard.num_tested:
+                self._placement.succeeded(self.drafter_id)
             self._feed(VerdictArrived(opened, heard))
 
     def _from_drafter(self, generation: Generation, heard: DraftResponseMessage) -> None:
@@ -171,13 +173,14 @@ class Peers:
             self._feed(Reported(generation, heard))
 
     def _lose_verifier(self, opened: Generation, worker_id: WorkerId, error: OutriderError) -> None:
-        log.info("session %s lost verifier %s: %s", self._job.session_id, worker_id, error)
+        log.info("verifier %s is lost: %s", worker_id, error)
         self.last_error = error
-        self._placement.failed(worker_id)
+        if not isinstance(error, ResourceExhausted):
+            self._placement.failed(worker_id)
         self._feed(VerifierLost(opened, error.reason.lower()))
 
     def _lose_drafter(self, generation: Generation, worker_id: WorkerId, error: OutriderError) -> None:
-        log.info("session %s lost draft worker %s: %s", self._job.session_id, worker_id, error)
+        log.info("draft worker %s is lost: %s", worker_id, error)
         self._drafts.pop(generation, None)
         self._placement.failed(worker_id)
         self._feed(DrafterLost(generation, error.reason.lower()))

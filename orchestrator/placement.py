@@ -2,7 +2,8 @@
 
 Workers come from the registry or from fixed addresses. A verifier is chosen by the KV it holds of the session, then by
 load; a draft worker must share the verifier's vocabulary, then load decides; equals are drawn by lot. Workers that are
-draining, excluded by the caller, or failed a moment ago are left out.
+draining, excluded by the caller, or failed a moment ago are left out; one that failed has to answer before it is chosen
+again.
 """
 
 import asyncio
@@ -225,15 +226,16 @@ class Placement:
         """
         found = await self.verifiers(model)
         candidates = [worker for worker in found if worker.worker_id not in exclude] or found
-        if not candidates:
-            raise Unavailable(f"no verifier of model {model!r} can be reached")
         kept = resident or {}
 
         def rank(worker: WorkerDescription) -> tuple[float, ...]:
             moved = fingerprint not in ("", worker.fingerprint)
             return (_full(worker), moved, -kept.get(worker.worker_id, 0), _load(worker), self._lot.random())
 
-        return min(candidates, key=rank)
+        for worker in sorted(candidates, key=rank):
+            if await self._confirmed(worker):
+                return worker
+        raise Unavailable(f"no verifier of model {model!r} can be reached")
 
     async def choose_drafter(self, verifier: WorkerDescription, wanted: Wanted) -> tuple[WorkerDescription | None, str]:
         """Choose a draft worker by load, then by lot; else None and why: "no_drafter" or "drafter_context".
@@ -249,7 +251,10 @@ class Placement:
         fitting = [worker for worker in found if worker.context_len > wanted.length and not _full(worker)]
         if not fitting:
             return None, "drafter_context" if found and not any(map(_full, found)) else "no_drafter"
-        return min(fitting, key=lambda worker: (_load(worker), self._lot.random())), ""
+        for worker in sorted(fitting, key=lambda worker: (_load(worker), self._lot.random())):
+            if await self._confirmed(worker):
+                return worker, ""
+        return None, "no_drafter"
 
     def failed(self, worker_id: WorkerId) -> None:
         """Leave a worker out for a while."""
@@ -261,6 +266,24 @@ class Placement:
     def succeeded(self, worker_id: WorkerId) -> None:
         """Forget a worker's failures."""
         self._breaks.pop(worker_id, None)
+
+    async def _confirmed(self, worker: WorkerDescription) -> bool:
+        """Whether a worker that has failed before answers under its name again; others are believed.
+
+        What is known of a worker may be older than its end: another process may listen at its address by now, whose
+        messages nobody would expect.
+        """
+        if worker.worker_id not in self._breaks:
+            return True
+        try:
+            answer = await describe(worker.role, self.channels.to(worker.address))
+        except OutriderError as error:
+            log.debug("worker %s does not answer: %s", worker.worker_id, error)
+        else:
+            if answer.worker_id == worker.worker_id:
+                return True
+        self.failed(worker.worker_id)
+        return False
 
     def _usable(self, worker: WorkerDescription) -> bool:
         entry = self._breaks.get(worker.worker_id)

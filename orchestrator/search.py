@@ -90,7 +90,7 @@ class Search:
                 worker = await self._placement.choose_verifier(model, exclude)
             except (Unavailable, StoreUnavailable) as error:
                 if time.monotonic() + pause_s > give_up_s:
-                    log.warning("session %s finds no verifier: %s", self._job.session_id, error)
+                    log.warning("no verifier was found: %s", error)
                     self._feed(VerifierChosen(None))
                     return
                 await asyncio.sleep(pause_s)

@@ -9,7 +9,7 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
   `STRIDE` rounds;
 * patience is a multiple of the slowest restarts seen lately (p99 of a window). It is generous until there are some:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
-  patience too short for its drafter grows;
+  patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time;
 * where the policy says not to draft at all, a short probe every `PROBE_EVERY` tokens keeps its inputs alive.
 
 It sees rates and times only, never tokens.
@@ -40,6 +40,8 @@ PROBE_ROUNDS = 4
 """Rounds with tests that a probe lasts."""
 MIN_RESTARTS = 4
 """Restarts measured before patience follows them."""
+UNPROVEN_CUT = 4.0
+"""A drafter of which nothing has come yet is given so many times less after each expiry."""
 PATIENCE_FACTOR = 3.0
 """Patience, in slowest restarts."""
 
@@ -80,6 +82,8 @@ class Tuning:
     _rounds: int = field(init=False, default=0)
     _plain_tokens: int = field(init=False, default=0)
     _probing: int = field(init=False, default=0)
+    _proven: bool = field(init=False, default=False)
+    """Whether something was tested since a worker was opened."""
     _num_tests: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -106,7 +110,7 @@ class Tuning:
     def attached(self) -> Tuned:
         """A worker is opened anew and has to read the whole session: be patient as at the start."""
         self._restarts_s.clear()
-        self._restarting = None
+        self._restarting, self._proven = None, False
         self.patience_s = self.limits.max_patience_s
         return Tuned(self.speculation, self.patience_s)
 
@@ -124,13 +128,21 @@ class Tuning:
             self.alpha = self.alpha.observe(committed.num_accepted, committed.num_tested)
             self._num_tests += committed.num_tested
             self._measure_restart(committed, now_s)
-        elif committed.cause == VerdictCause.PATIENCE:
-            self._restarts_s.append(min(2.0 * self.patience_s, self.limits.max_patience_s))
+            self._proven = True
         before = (self.speculation, self.patience_s)
+        if committed.cause == VerdictCause.PATIENCE:
+            self._ran_out()
         self._replan(committed)
         if (self.speculation, self.patience_s) == before:
             return None
         return Tuned(self.speculation, self.patience_s)
+
+    def _ran_out(self) -> None:
+        """Wait longer for a drafter that has shown it can deliver, and less and less for one that has not."""
+        if self._proven:
+            self._restarts_s.append(min(2.0 * self.patience_s, self.limits.max_patience_s))
+        else:
+            self.patience_s = max(self.limits.min_patience_s, self.patience_s / UNPROVEN_CUT)
 
     def _measure_restart(self, committed: Round, now_s: float) -> None:
         """The first verdict that tested in an epoch ends the restart that began it."""

@@ -2,8 +2,14 @@
 
 import asyncio
 import math
+import os
+import signal
+import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +23,7 @@ from outrider.errors import (
     NotFound,
     OutriderError,
     ResourceExhausted,
+    StoreUnavailable,
     Unavailable,
 )
 from outrider.generation import (
@@ -34,9 +41,11 @@ from outrider.ids import FinishReason, Mode, SessionId, TokenKind
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyTokenizer
 from outrider.store.connect import open_client
+from outrider.store.embedded import EmbeddedServer
 from outrider.store.sessions import SessionStore
 from tests.integration.cluster_bench import Bench, Heard, Running, hear, until
 
+ROOT = Path(__file__).parents[2]
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = TextPrompt("the cat sat on ")
 OFF = SpeculationChoice(off=True)
@@ -517,3 +526,92 @@ async def test_draining_lets_what_runs_finish_and_takes_nothing_new(bench: Bench
     rest = [event async for event in events]
     assert len(Heard(rest).token_ids) == 30
     await asyncio.wait_for(draining, 2)
+
+
+# --- the store goes away ------------------------------------------------------------------------------------------
+
+
+async def test_a_generation_waits_for_a_store_that_pauses_and_shows_nothing_meanwhile(shared: Client) -> None:
+    async with EmbeddedServer() as server, Bench(server.url) as bench:
+        _, _, _, client = await slow_cluster(bench)
+        events: list[Any] = []
+        times_s: list[float] = []
+        async for event in client.generate(ask(max_tokens=60)):
+            events.append(event)
+            times_s.append(time.monotonic())
+            if len(events) == 4:
+                os.kill(server.pid, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(1.0, os.kill, server.pid, signal.SIGCONT)
+        assert max(later - sooner for sooner, later in pairwise(times_s)) > 0.8
+        assert Heard(events).token_ids == (await hear(shared, ask(max_tokens=60, speculation=OFF))).token_ids
+
+
+async def test_a_store_that_stays_away_ends_the_generation_within_its_deadline() -> None:
+    async with EmbeddedServer() as server, Bench(server.url) as bench:
+        _, _, _, client = await slow_cluster(bench, store_deadline_s=0.5)
+        events: list[Any] = []
+        try:
+            with pytest.raises(StoreUnavailable):
+                async for event in client.generate(ask(max_tokens=400)):
+                    events.append(event)
+                    if len(events) == 4:
+                        os.kill(server.pid, signal.SIGSTOP)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        summary = await client.session(events[0].session_id, include_token_ids=True)
+        shown = Heard(events).token_ids
+        assert summary.running
+        assert list(summary.token_ids[events[0].prompt_len :][: len(shown)]) == shown
+
+
+async def test_a_log_that_lost_its_tail_is_written_again(bench: Bench, shared: Client, valkey_url: str) -> None:
+    _, _, _, client = await slow_cluster(bench)
+    events: list[Any] = []
+    async for event in client.generate(ask(max_tokens=60)):
+        events.append(event)
+        if len(events) == 10:
+            await cut_log(valkey_url, events[0].session_id, events[0].prompt_len + 1)
+    twin = await hear(shared, ask(max_tokens=60, speculation=OFF))
+    assert Heard(events).token_ids == twin.token_ids
+    summary = await client.session(events[0].session_id, include_token_ids=True)
+    assert list(summary.token_ids[events[0].prompt_len :]) == twin.token_ids
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+async def orchestrator_process(**settings: str) -> tuple[int, str]:
+    """Run `python -m orchestrator` until it is healthy, end it with SIGTERM, and return its status and output."""
+    environment = {**os.environ, **{f"OUTRIDER_ORCHESTRATOR_{name}": value for name, value in settings.items()}}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "orchestrator", env=environment, stderr=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stderr is not None
+    output = ""
+    async with asyncio.timeout(100):
+        while line := (await process.stderr.readline()).decode():
+            output += line
+            if "can be reached" in line:
+                process.send_signal(signal.SIGTERM)
+        return await process.wait(), output
+
+
+async def test_the_process_serves_with_a_store_of_its_own_and_ends_in_order(bench: Bench) -> None:
+    verifier, _ = await bench.verifier()
+    status, output = await orchestrator_process(MODEL="toy", VERIFY_ADDRESSES=verifier.app.address)
+    assert status == 0, output
+    assert "draining" in output
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"GAMA": "3"}, "OUTRIDER_ORCHESTRATOR_GAMMA"), ({"GAMMA": "4", "WINDOW": "2"}, "at least gamma")],
+)
+async def test_an_unknown_or_bad_setting_is_refused_at_the_start(settings: dict[str, str], told: str) -> None:
+    status, output = await orchestrator_process(**settings)
+    assert (status, told in output) == (2, True)
+
+
+async def test_a_model_without_a_tokenizer_ends_the_process_with_an_error() -> None:
+    status, output = await orchestrator_process(MODEL="./nothing")
+    assert (status, "nothing" in output) == (1, True)

@@ -152,7 +152,7 @@ class _Draft(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftServiceDescribeResponse(worker=t.description_to_proto(worker("d", "draft")))
 
 
-async def test_workers_at_fixed_addresses_describe_themselves_and_dead_ones_are_left_out() -> None:
+async def test_workers_describe_themselves_and_dead_or_renamed_ones_are_left_out() -> None:
     server, channels = RpcServer(), Channels()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(_Verify(), server.server)  # type: ignore[abstract]
     draft_pb2_grpc.add_DraftServiceServicer_to_server(_Draft(), server.server)  # type: ignore[abstract]
@@ -161,6 +161,16 @@ async def test_workers_at_fixed_addresses_describe_themselves_and_dead_ones_are_
         assert (await describe("draft", channels.to(address))).worker_id == "d"
         addresses = {"verify": [address, "127.0.0.1:1"], "draft": [address]}
         source = StaticSource(addresses, channels, fresh_s=60)
+        clock = Clock()
+        renamed = replace(worker("old", "draft"), address=address)
+        answering = replace(worker("d", "draft", load=3), address=address)
+        placed = Placement(Known(renamed, answering), channels, clock=clock)
+        for name in ("old", "d"):
+            placed.failed(WorkerId(name))
+        clock.now_s += FIRST_BREAK_S + 0.01
+        found, _ = await placed.choose_drafter(worker("v"), Wanted())
+        assert found == answering
+        assert [each.worker_id for each in await placed.drafters(worker("v"))] == ["d"]
         assert [each.worker_id for each in await source.workers("verify")] == ["v"]
         assert [each.worker_id for each in await source.workers("draft")] == ["d"]
         await server.stop(0)

@@ -161,6 +161,15 @@ def test_patience_that_runs_out_grows() -> None:
     assert session.tuning.patience_s > before
 
 
+def test_a_drafter_of_which_nothing_has_come_is_given_less_each_time() -> None:
+    tuning = Tuning(SpeculationChoice(gamma=4), LIMITS)
+    given = []
+    for _ in range(4):
+        tuning.observe(committed(0, 0, cause=VerdictCause.PATIENCE), 0.0)
+        given.append(tuning.patience_s)
+    assert given == [0.5, 0.125, 0.1, 0.1]
+
+
 def test_a_worker_opened_anew_is_given_the_time_of_a_start() -> None:
     session = Session(SpeculationChoice(gamma=4))
     for _ in range(64):
