@@ -284,7 +284,7 @@ class DraftStatus(_message.Message):
     num_drafted: _builtins.int
     """Tokens drafted for this session so far."""
     num_discarded: _builtins.int
-    """Of these, discarded before they were sent."""
+    """Of these, forgotten because a commit ended their chain: never sent, sent in vain, or rejected."""
     drafter: _builtins.str
     """Kind of drafter."""
     missing_from: _builtins.int

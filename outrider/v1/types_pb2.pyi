@@ -483,7 +483,7 @@ Global___ScoredToken: _TypeAlias = ScoredToken  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
-    """Log-probabilities of one committed token."""
+    """Log-probabilities of one committed token under the model itself: before bias, penalties, temperature and filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
