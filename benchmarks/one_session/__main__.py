@@ -11,14 +11,16 @@ from rich.table import Table
 from benchmarks.machine import facts
 from benchmarks.one_session.real import RealResults, measure_real
 from benchmarks.one_session.report import COST_HEADER, HEADER, RoundCost, Row, as_data
-from benchmarks.one_session.toys import EXPECTED_TRIP_S, ToyResults, measure_toys
+from benchmarks.one_session.toys import EXPECTED_TRIP_S, VERIFY_S, ToyResults, measure_toys
 from benchmarks.results import facts_list, table, write
 from benchmarks.serving import Cores
 
 HOW = """One session at a time. The verifier has core {verify} to itself; the draft worker, the orchestrator, the store
 and the client share core {draft}. Each arm runs {repetitions} times, arms in turn; the rate counts tokens after the
 first chunk. The model's value is that of `outrider.gamma` for the arm's own alpha and t_d, t_v of the sequential arm,
-and r: the median round outside the models, toy draft and target. "undrafted" is the share of tokens for which the
+and r: the median round outside the models, toy draft and target (in toy arms their own, so that their sequential rate
+checks little more than the formula). A toy's name has its rate of agreement and its draft's milliseconds per token; its
+target takes {toy_ms:g} ms a pass. "undrafted" is the share of tokens for which the
 drafter offered nothing; the model lets each of them take a pass and a trip. "plain, both cores" runs the target with
 two threads on the cores that the other arms use."""
 
@@ -37,7 +39,7 @@ def main() -> None:
     if "real" in asked.parts:
         real = asyncio.run(measure_real(asked.repetitions, cores, toys.trip_s, asked.prompts, console.print))
     rows, costs = [*real.rows, *toys.rows], [*toys.costs, *real.costs]
-    how = HOW.format(verify=cores.verify, draft=cores.draft, repetitions=asked.repetitions)
+    how = HOW.format(verify=cores.verify, draft=cores.draft, repetitions=asked.repetitions, toy_ms=1000 * VERIFY_S)
     _print(HEADER, [each.cells for each in rows])
     _print(COST_HEADER, [_cost_cells(each) for each in costs])
     path = write(asked.name, {"machine": machine, "how": how, **as_data(rows, costs)}, _page(machine, how, rows, costs))

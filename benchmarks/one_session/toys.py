@@ -46,7 +46,7 @@ async def measure_toys(repetitions: int, cores: Cores, say: Callable[[str], None
     costs: list[RoundCost] = []
     every_s: list[float] = []
     for agreement, draft_s in CASES:
-        setting = f"toy: agreement {agreement:g}, t_d {1000 * draft_s:g} ms, t_v {1000 * VERIFY_S:g} ms"
+        setting = f"toy, {agreement:g}, {1000 * draft_s:g} ms"
         say(setting)
         arms = await _measure_case(agreement, draft_s, repetitions, cores)
         *plain, sequential, pipelined = arms
@@ -58,7 +58,7 @@ async def measure_toys(repetitions: int, cores: Cores, say: Callable[[str], None
         # A pipelined arm has rounds without a pass, so both take the pass time of the sequential one.
         costs_of = Costs(sequential.draft_s, sequential.pass_s, trip_s)
         rows += [row(setting, arm, costs_of) for arm in (sequential, pipelined)]
-    total = round_cost("toy: all of them", every_s)
+    total = round_cost("toy, all of them", every_s)
     return ToyResults(rows, [*costs, total], total.p50_ms / 1000)
 
 
