@@ -1,9 +1,13 @@
-"""Attention over the block pool, under any model that `transformers` lets plug its attention.
+"""Attention over the block pool, for rows of many sessions at once, under models whose attention can be replaced.
 
 What a row's bits depend on is fixed by its position alone: its keys are those of the positions [0, s), where s is the
-end of the block that the position lies in, masked behind the row itself; its query shares a call only with rows of the
-same session and the same s, in a number that `outrider.model.probe` found not to matter. So neither neighbours, nor the
-number of rows of a run, nor the length of other sessions can reach it.
+end of the block that the position lies in, masked behind the row itself. Rows of one session that end in the same block
+form an *item*; items are stacked into one call, in which every item is a matrix product of its own. A call may be wider
+than a row's s, and an item may be padded with further rows, only where `outrider.model.probe` found that neither
+matters. So neither neighbours, nor the number of rows of a run, nor the length of other sessions can reach a row.
+
+On a CPU the keys of a call are first copied side by side and made float32: its 16-bit kernels for a handful of queries
+are several times slower than that.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +19,7 @@ from transformers import AttentionInterface
 
 from outrider.errors import FailedPrecondition
 from outrider.model.kv import KvCache
+from outrider.model.runner import BLOCK_LEN
 
 ATTENTION_NAME = "outrider_block_pool"
 """The name under which the attention is registered with `transformers`."""
@@ -23,22 +28,31 @@ _HARMLESS = {"dropout", "is_causal", "output_attentions", "output_router_logits"
 """Keyword arguments of models' attention calls that change nothing here."""
 
 
-@dataclass(slots=True)
-class Segment:
-    """Rows of one session in one pass whose last keys lie in the same block."""
+@dataclass(frozen=True, slots=True)
+class GroupShape:
+    """Size of one attention call."""
 
-    first: int
-    """Index of its first row in the pass."""
-    count: int
-    """Its rows."""
+    items: int
+    """Runs of rows, each with keys of its own."""
     tile: int
-    """Rows of the attention call, `count` padded."""
-    where: slice | Tensor
-    """Pool rows of the positions [0, span): a slice where they lie side by side, else [span] int64."""
-    positions: Tensor
-    """[tile] int64, of its rows; padding repeats the last."""
+    """Rows of an item, padding included."""
     span: int
-    """Keys of the call, a multiple of the block length."""
+    """Keys of an item, a multiple of the block length."""
+    direct: bool = False
+    """Whether its rows are the pass's rows, all of them and in order."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Items that share a call."""
+
+    shape: GroupShape
+    rows: Tensor
+    """[items * tile] int64, index in the pass of each query; padding repeats a row."""
+    positions: Tensor
+    """[items * tile] int64, of the queries."""
+    blocks: Tensor
+    """[items * span / 64] int64, pool blocks of each item's keys."""
     masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def mask(self, group: int, window: int, dtype: torch.dtype) -> Tensor:
@@ -47,19 +61,36 @@ class Segment:
         Args:
             group: Query heads per key head; they are rows of the call too.
             window: Keys a row sees, itself included; 0 is all.
-            dtype: The model's.
+            dtype: That the call computes in.
 
         Returns:
-            [1, 1, tile * group, span]: 0 or minus infinity; row r * group + g belongs to row r.
+            [items, 1, tile * group, span]: 0 or minus infinity; row r * group + g belongs to row r.
         """
         mask = self.masks.get((group, window))
         if mask is None:
-            keys = torch.arange(self.span, device=self.positions.device)
-            rows = self.positions.repeat_interleave(group)[:, None]
-            seen = keys <= rows if not window else (keys <= rows) & (keys > rows - window)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[None, None]
+            shape = self.shape
+            keys = torch.arange(shape.span, device=self.positions.device)
+            rows = self.positions.view(shape.items, 1, shape.tile, 1)
+            unseen = keys > rows if not window else (keys > rows) | (keys <= rows - window)
+            small = torch.zeros(unseen.shape, dtype=dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
+            wide = small.unsqueeze(3).expand(-1, -1, -1, group, -1)
+            mask = wide.reshape(shape.items, 1, shape.tile * group, shape.span)
             self.masks[group, window] = mask
         return mask
+
+
+class Workspace:
+    """Memory for the keys and values of one call, used again by every layer of every pass on a CPU."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[torch.dtype, Tensor] = {}
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Return [count] numbers of any value, valid until the next request for this dtype."""
+        buffer = self._buffers.get(dtype)
+        if buffer is None or buffer.numel() < count:
+            buffer = self._buffers[dtype] = torch.empty(count, dtype=dtype)
+        return buffer[:count]
 
 
 @dataclass(slots=True)
@@ -67,38 +98,14 @@ class PassPlan:
     """Where the rows of one pass write and read; handed through the model to every layer."""
 
     kv: KvCache
-    first: int
-    """Index of the first row that is not padding."""
-    count: int
-    """Rows that are not padding; they are consecutive."""
     write_rows: Tensor
-    """[count] int64, their pool rows."""
-    segments: list[Segment]
+    """[rows] int64, their pool rows; padding writes where nobody reads."""
+    groups: list[Group]
+    order: Tensor
+    """[rows] int64: where each row's result lies in the groups' queries, laid end to end."""
+    workspace: Workspace
     rotation: tuple[Tensor, Tensor] | None = None
     """Factors of the rotary embedding, made by the first fused layer of the pass."""
-
-
-def attend(plan: PassPlan, layer: int, query: Tensor, key_value: Tensor, options: "AttentionOptions") -> Tensor:
-    """Write a pass's keys and values, then attend.
-
-    Args:
-        plan: The pass.
-        layer: Index of the layer.
-        query: [rows, kv_heads, group, head_dim].
-        key_value: [rows, 2 * kv_heads, head_dim], keys before values.
-        options: Scale, window and cap of the layer.
-
-    Returns:
-        [rows, kv_heads * group * head_dim]; zeros in rows of padding.
-    """
-    last = plan.first + plan.count
-    plan.kv.layers[layer].index_copy_(0, plan.write_rows, key_value[plan.first : last])
-    outputs = [_attend_segment(plan, segment, layer, query, options) for segment in plan.segments]
-    rows, width = query.shape[0], query.shape[1] * query.shape[2] * query.shape[3]
-    filled = sum(segment.count for segment in plan.segments)
-    if filled < rows:
-        outputs.append(query.new_zeros(rows - filled, width))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +119,66 @@ class AttentionOptions:
     """Scores become softcap * tanh(score / softcap); 0 for none."""
 
 
-def _attend_segment(plan: PassPlan, segment: Segment, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
-    """Return [segment.count, heads * head_dim]."""
-    part = query[segment.first : segment.first + segment.count]
-    if segment.count < segment.tile:
-        part = torch.cat((part, part[-1:].expand(segment.tile - segment.count, -1, -1, -1)))
-    tile, heads, group, dim = part.shape
-    key, value = plan.kv.read(layer, segment.where)
-    mask = segment.mask(group, options.window, query.dtype)
-    tiled = part.transpose(0, 1).reshape(1, heads, tile * group, dim)
+def attend(plan: PassPlan, layer: int, query: Tensor, key_value: Tensor, options: AttentionOptions) -> Tensor:
+    """Write a pass's keys and values, then attend.
+
+    Args:
+        plan: The pass.
+        layer: Index of the layer.
+        query: [rows, kv_heads, group, head_dim].
+        key_value: [rows, 2 * kv_heads, head_dim], keys before values.
+        options: Scale, window and cap of the layer.
+
+    Returns:
+        [rows, kv_heads * group * head_dim]; rows of padding hold finite numbers without a meaning.
+    """
+    plan.kv.layers[layer].index_copy_(0, plan.write_rows, key_value)
+    outputs = [_attend_group(plan, group, layer, query, options) for group in plan.groups]
+    if plan.groups[0].shape.direct:
+        return outputs[0]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).index_select(0, plan.order)
+
+
+def _attend_group(plan: PassPlan, group: Group, layer: int, query: Tensor, options: AttentionOptions) -> Tensor:
+    """Return [items * tile, heads * head_dim] in the model's dtype."""
+    shape = group.shape
+    part = query if shape.direct else query.index_select(0, group.rows)
+    _, kv_heads, ways, dim = part.shape
+    stacked = part.view(shape.items, shape.tile, kv_heads, ways, dim).transpose(1, 2)
+    key_value = _gathered(plan, group, layer)
+    tiled = stacked.to(key_value.dtype).reshape(shape.items, kv_heads, shape.tile * ways, dim)
+    key, value = key_value[:, :kv_heads], key_value[:, kv_heads:]
+    mask = group.mask(ways, options.window, key_value.dtype)
     if options.softcap:
-        out = _capped(tiled, key[None], value[None], mask, options)
+        out = _capped(tiled, key, value, mask, options)
     else:
-        out = nn.functional.scaled_dot_product_attention(tiled, key[None], value[None], mask, scale=options.scale)
-    return out.view(heads, tile, group, dim).transpose(0, 1).reshape(tile, -1)[: segment.count]
+        out = _scaled_dot_product(tiled, key, value, mask, options.scale)
+    unstacked = out.view(shape.items, kv_heads, shape.tile, ways * dim).transpose(1, 2)
+    return unstacked.to(query.dtype, memory_format=torch.contiguous_format).reshape(shape.items * shape.tile, -1)
+
+
+def _gathered(plan: PassPlan, group: Group, layer: int) -> Tensor:
+    """Return a call's keys and values, [items, 2 * kv_heads, span, head_dim], float32 on a CPU."""
+    pool = plan.kv.layers[layer]
+    _, heads, dim = pool.shape
+    blocks = pool.view(-1, BLOCK_LEN * heads * dim)
+    if pool.device.type == "cpu":
+        numbers = plan.workspace.take(len(group.blocks) * blocks.shape[1], pool.dtype).view(-1, blocks.shape[1])
+        torch.index_select(blocks, 0, group.blocks, out=numbers)
+        if pool.dtype in (torch.bfloat16, torch.float16):
+            numbers = plan.workspace.take(numbers.numel(), torch.float32).view_as(numbers).copy_(numbers)
+    else:
+        numbers = blocks.index_select(0, group.blocks)
+    return numbers.view(group.shape.items, group.shape.span, heads, dim).transpose(1, 2)
+
+
+def _scaled_dot_product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of stacked items: [items, kv_heads, rows, head_dim]."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
-    """Attention with capped scores: [1, heads, rows, head_dim]; softmax in float32."""
+    """Attention with capped scores: [items, kv_heads, rows, head_dim]; softmax in float32."""
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * options.scale
     scores = torch.tanh(scores / options.softcap) * options.softcap + mask
     return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)

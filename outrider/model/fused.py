@@ -1,10 +1,12 @@
-"""Decoder layers of the Llama family with fewer, larger operations than `transformers` issues.
+"""A decoder of the Llama family with fewer, larger operations than `transformers` issues.
 
 A pass over few rows spends much of its time between matrix products. The fused layer computes the same function with
-one product for query, key and value, one for gate and up, and one rotation for all heads. It is put in place of the
-stock layers of models whose layer is known to be exactly this; every other model runs its stock layers.
+one product for query, key and value, one for gate and up, and one rotation for all heads; the decoder around it does
+nothing but embed, run the layers and norm. It is used for models whose layer and frame are known to be exactly this;
+every other model runs its stock layers.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,9 @@ from outrider.model.packed import packed
 
 FUSABLE = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
 """Stock layers that `FusedLayer` computes; names in `transformers`."""
+
+FRAMES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
+"""Stock models that do nothing around their layers but what `FusedDecoder` does; names in `transformers`."""
 
 
 class FusedLayer(nn.Module):
@@ -39,73 +44,98 @@ class FusedLayer(nn.Module):
         self.gate_up = packed(_joined(mlp.gate_proj, mlp.up_proj))
         self.down = packed(mlp.down_proj)
         self.norm_in, self.norm_mid = cast(Any, layer).input_layernorm, cast(Any, layer).post_attention_layernorm
-        self.attention_type = getattr(layer, "attention_type", None)
+        # Calling a module costs microseconds, which four products in each of thirty layers make worth sparing.
+        self._products: tuple[Callable[[Tensor], Tensor], ...] = tuple(
+            module.forward for module in (self.qkv, self.out, self.gate_up, self.down)
+        )
 
-    def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], outrider_pass: PassPlan, **_: Any
-    ) -> Tensor:
+    def run(self, hidden: Tensor, plan: PassPlan) -> Tensor:
         """Run the layer.
 
         Args:
-            hidden_states: [1, rows, hidden].
-            position_embeddings: Cosines and sines, [1, rows, head_dim] each.
-            outrider_pass: The pass.
-            **_: What stock layers take besides.
+            hidden: [rows, hidden].
+            plan: The pass, its rotation set.
 
         Returns:
-            [1, rows, hidden].
+            [rows, hidden].
         """
-        hidden = hidden_states[0]
-        normed = _rms_norm(hidden, self.norm_in)
-        projected = self.qkv(normed).view(hidden.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        rotated = self._rotate(projected, position_embeddings, outrider_pass)
+        qkv, out, gate_up, down = self._products
+        projected = qkv(rms_norm(hidden, self.norm_in)).view(hidden.shape[0], -1, self.head_dim)
+        rotated = self._rotate(projected, plan)
         query = rotated[:, : self.heads].view(hidden.shape[0], self.kv_heads, -1, self.head_dim)
-        attended = attend(outrider_pass, self.layer_idx, query, rotated[:, self.heads :], self.options)
-        hidden = hidden + self.out(attended)
-        gate, up = self.gate_up(_rms_norm(hidden, self.norm_mid)).chunk(2, dim=-1)
-        hidden = hidden + self.down(nn.functional.silu(gate) * up)
-        return cast(Tensor, hidden[None])
+        attended = attend(plan, self.layer_idx, query, rotated[:, self.heads :], self.options)
+        hidden = hidden + out(attended)
+        gate, up = gate_up(rms_norm(hidden, self.norm_mid)).chunk(2, dim=-1)
+        return hidden + down(nn.functional.silu(gate) * up)
 
-    def _rotate(self, heads: Tensor, embeddings: tuple[Tensor, Tensor], plan: PassPlan) -> Tensor:
+    def _rotate(self, heads: Tensor, plan: PassPlan) -> Tensor:
         """Turn queries and keys by their position and leave values as they are.
-
-        Values are multiplied by cosine 1 and get sine 0 times something added, which is exact, so that all heads go in
-        one operation. The factors are made once per pass.
 
         Args:
             heads: [rows, heads + 2 * kv_heads, head_dim].
-            embeddings: Cosines and sines of the pass.
-            plan: Keeps the factors for the pass's other layers.
+            plan: Has the factors.
         """
-        if plan.rotation is None:
-            cos, sin = embeddings[0][0][:, None], embeddings[1][0][:, None]
-            half = self.head_dim // 2
-            signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-            turned = self.heads + self.kv_heads
-            full_cos, full_sin = torch.ones_like(heads), torch.zeros_like(heads)
-            full_cos[:, :turned], full_sin[:, :turned] = cos, signed
-            plan.rotation = (full_cos, full_sin)
-        cos, sin = plan.rotation
+        cos, sin = cast(tuple[Tensor, Tensor], plan.rotation)
         return torch.addcmul(heads * cos, heads.roll(self.head_dim // 2, -1), sin)
 
 
-def fuse(model: PreTrainedModel) -> bool:
-    """Replace the model's layers by fused ones where that is known to be the same function.
+class FusedDecoder:
+    """A causal LM without its head: embedding, fused layers, final norm."""
 
-    Args:
-        model: A causal LM, in evaluation mode; changed in place.
+    def __init__(self, model: PreTrainedModel, context_len: int) -> None:
+        """Replace the model's layers; see `can_fuse`.
 
-    Returns:
-        Whether the layers were replaced: all or none.
-    """
-    base = cast(Any, model.base_model)
-    layers = list(getattr(base, "layers", []))
-    if not layers or any(type(layer).__name__ not in FUSABLE for layer in layers):
+        Args:
+            model: In evaluation mode; changed in place.
+            context_len: Positions that are fed at most.
+        """
+        base = cast(Any, model.base_model)
+        base.layers = nn.ModuleList(FusedLayer(layer) for layer in base.layers)
+        self._embed: nn.Module = base.embed_tokens
+        self._norm: nn.Module = base.norm
+        self._layers: list[FusedLayer] = list(base.layers)
+        weight = cast(Tensor, base.embed_tokens.weight)
+        with torch.inference_mode():
+            positions = torch.arange(context_len, device=weight.device)[None]
+            cos, sin = base.rotary_emb(weight[:1, None], positions)
+        self._cos, self._sin = cos[0], sin[0]
+
+    def run(self, token_ids: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+        """Return the normed hidden states of a pass, [rows, hidden].
+
+        Args:
+            token_ids: [rows] int64.
+            positions: [rows] int64.
+            plan: The pass.
+        """
+        hidden = cast(Tensor, self._embed(token_ids))
+        plan.rotation = self._rotation(positions)
+        for layer in self._layers:
+            hidden = layer.run(hidden, plan)
+        return rms_norm(hidden, self._norm)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return factors of all heads of a pass: [rows, heads + 2 * kv_heads, head_dim] each.
+
+        Values are multiplied by cosine 1 and get sine 0 times something added, which is exact, so that all heads go in
+        one operation. The sine carries the sign that turning the lower half of a head needs.
+        """
+        layer = self._layers[0]
+        turned, half = layer.heads + layer.kv_heads, layer.head_dim // 2
+        shape = (len(positions), turned + layer.kv_heads, layer.head_dim)
+        cos, sin = self._cos.new_ones(shape), self._sin.new_zeros(shape)
+        cos[:, :turned] = self._cos.index_select(0, positions)[:, None]
+        sin[:, :turned] = self._sin.index_select(0, positions)[:, None]
+        sin[..., :half].neg_()
+        return cos, sin
+
+
+def can_fuse(model: PreTrainedModel) -> bool:
+    """Whether the fused decoder is known to compute the same function as this model."""
+    if type(model).__name__ not in FRAMES or getattr(model.config, "hidden_act", "") != "silu":
         return False
-    if getattr(model.config, "hidden_act", "") != "silu":
-        return False
-    base.layers = nn.ModuleList(FusedLayer(layer) for layer in layers)
-    return True
+    layers = list(getattr(model.base_model, "layers", []))
+    return bool(layers) and all(type(layer).__name__ in FUSABLE for layer in layers)
 
 
 def _window(layer: nn.Module) -> int:
@@ -125,7 +155,7 @@ def _joined(*parts: nn.Linear) -> nn.Linear:
     return joined
 
 
-def _rms_norm(hidden: Tensor, norm: nn.Module) -> Tensor:
+def rms_norm(hidden: Tensor, norm: nn.Module) -> Tensor:
     """Scale rows to unit root mean square, then by the norm's weight; statistics in float32."""
     weight = cast(Tensor, norm.weight)
     return nn.functional.rms_norm(hidden, weight.shape, weight, cast(float, norm.variance_epsilon))

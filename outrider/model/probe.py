@@ -21,15 +21,16 @@ from torch import Tensor
 
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
-from outrider.model.attention import AttentionOptions, PassPlan, Segment, attend
+from outrider.model.attention import AttentionOptions, Group, GroupShape, PassPlan, Workspace, attend
 from outrider.model.kv import KvCache
+from outrider.model.planning import RowClasses
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
-from outrider.model.transformers_runner import RowClasses, TransformersRunner, kv_shapes
+from outrider.model.transformers_runner import TransformersRunner, kv_shapes
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
 
-ENGINE_VERSION = 2
+ENGINE_VERSION = 3
 """Part of the fingerprint; raised whenever a change of this package's operations may change the bits of a row."""
 
 _PROMPT_LEN = 40
@@ -38,6 +39,8 @@ _NUM_FEW = 8
 """Rows tried in passes of one and two: more would cost a second and find nothing else."""
 _FALLBACK = 16
 """The one row count used when no two agree."""
+_WIDER = (BLOCK_LEN, 5 * BLOCK_LEN)
+"""Keys by which attention calls are made wider than needed."""
 _MAX_SPAN = 9 * BLOCK_LEN
 """Most keys of the attention probe."""
 
@@ -56,7 +59,7 @@ class ProbeReport:
 def calibrate(runner: TransformersRunner, cache_dir: Path | None = None) -> ProbeReport:
     """Find the row classes of this machine and model and set the runner to them.
 
-    Blocks for a second or two the first time; needs three free blocks and leaves no slot behind.
+    Blocks for a second or two the first time; needs four free blocks and leaves no slot behind.
 
     Args:
         runner: Its slots, if any, must be fed again afterwards.
@@ -81,7 +84,8 @@ def engine_key(runner: TransformersRunner) -> str:
     config = runner.model.config
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str | list)}
     return _digest([ENGINE_VERSION, _machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
-                    torch.get_num_threads(), runner.fused, type(runner.model).__name__, shape])  # fmt: skip
+                    torch.get_num_threads(), runner.fused, runner.recorded, type(runner.model).__name__,
+                    shape])  # fmt: skip
 
 
 def _machine(runner: TransformersRunner) -> list[str]:
@@ -96,40 +100,80 @@ def _machine(runner: TransformersRunner) -> list[str]:
 
 
 def _find_classes(runner: TransformersRunner) -> RowClasses:
-    """Probe tiles, then row counts, then the prompt class; verify."""
-    tiles = _agreeing(lambda tile: _attention_by(runner, tile))
-    rows = _agreeing(lambda count: _rows_by(runner, RowClasses((count,), tiles), count))
-    for choice in (RowClasses(rows, tiles), RowClasses((_FALLBACK,), tiles), RowClasses((_FALLBACK,), (_FALLBACK,))):
+    """Probe attention, then row counts, then the prompt class; verify."""
+    tiles, items_mix, spans_mix = _probe_attention(runner)
+    found = RowClasses((_FALLBACK,), tiles, items_mix, spans_mix)
+    rows = _agreeing(lambda count: _rows_by(runner, replace(found, rows=(count,)), count))
+    alone = RowClasses((_FALLBACK,), (_FALLBACK,), items_mix=False, spans_mix=False)
+    for choice in (replace(found, rows=rows), found, alone):
         if _is_invariant(runner, choice):
             return replace(choice, classes_differ=_prompt_differs(runner, choice))
-    return RowClasses((_FALLBACK,), (_FALLBACK,), "distribution")
+    return replace(alone, exactness="distribution")
 
 
-@torch.inference_mode()
-def _attention_by(runner: TransformersRunner, tile: int) -> Tensor:
-    """Return attention outputs of the first layer's shape over random keys, `tile` rows a call: [rows, width].
+def _probe_attention(runner: TransformersRunner) -> tuple[tuple[int, ...], bool, bool]:
+    """Return the tiles that agree, whether items may share a call, and whether a call may be wider than needed."""
+    layer = _AttentionProbe(runner)
+    tiles = _agreeing(layer.rows)
+    ends = [(tile, layer.rows(tile)) for tile in {tiles[0], tiles[-1]}]
+    items_mix = all(torch.equal(rows, layer.rows(tile, stacked=True)) for tile, rows in ends)
+    spans_mix = all(torch.equal(rows, layer.rows(tile, wider=extra)) for tile, rows in ends for extra in _WIDER)
+    return tiles, items_mix, spans_mix
+
+
+class _AttentionProbe:
+    """Attention of the first layer's shape over random keys.
 
     Lengths go past 512 keys, where the CPU's flash kernel starts another block, so that every width of a last block and
     both counts of blocks occur.
     """
-    config = runner.model.config
-    kv_heads, dim = kv_shapes(runner.model)[0]
-    generator = torch.Generator().manual_seed(22)
-    kv = KvCache([(kv_heads, dim)], _MAX_SPAN // BLOCK_LEN, runner.dtype, runner.device)
-    kv.layers[0].copy_(torch.randn(kv.layers[0].shape, generator=generator))
-    query = torch.randn(_NUM_ROWS, kv_heads, int(config.num_attention_heads) // kv_heads, dim, generator=generator)
-    query = query.to(runner.device, runner.dtype)
-    softcap = float(getattr(config, "attn_logit_softcapping", None) or 0.0)
-    outputs = []
-    for span in range(BLOCK_LEN, _MAX_SPAN + 1, BLOCK_LEN):
-        positions = torch.arange(span - _NUM_ROWS, span, device=runner.device)
-        segments = [
-            Segment(first, tile, tile, slice(0, span), positions[first : first + tile], span)
-            for first in range(0, _NUM_ROWS, tile)
-        ]
-        plan = PassPlan(kv, 0, 0, positions[:0], segments)
-        outputs.append(attend(plan, 0, query, kv.layers[0][:_NUM_ROWS], AttentionOptions(dim**-0.5, 0, softcap)))
-    return torch.cat(outputs)
+
+    def __init__(self, runner: TransformersRunner) -> None:
+        config = runner.model.config
+        kv_heads, dim = kv_shapes(runner.model)[0]
+        generator = torch.Generator().manual_seed(22)
+        self._device = runner.device
+        self._kv = KvCache([(kv_heads, dim)], _MAX_SPAN // BLOCK_LEN, runner.dtype, runner.device)
+        self._kv.layers[0].copy_(torch.randn(self._kv.layers[0].shape, generator=generator))
+        ways = int(config.num_attention_heads) // kv_heads
+        query = torch.randn(_NUM_ROWS, kv_heads, ways, dim, generator=generator)
+        self._query = query.to(runner.device, runner.dtype)
+        softcap = float(getattr(config, "attn_logit_softcapping", None) or 0.0)
+        self._options = AttentionOptions(dim**-0.5, 0, softcap)
+
+    @torch.inference_mode()
+    def rows(self, tile: int, *, stacked: bool = False, wider: int = 0) -> Tensor:
+        """Return outputs of the last 32 positions of every length: [rows, width].
+
+        Args:
+            tile: Rows of an item.
+            stacked: Whether all items share a call, among keys that are not theirs; else each has its own.
+            wider: Keys of a call beyond those needed.
+        """
+        outputs = []
+        for span in range(BLOCK_LEN, _MAX_SPAN + 1, BLOCK_LEN):
+            items = _NUM_ROWS // tile if stacked else 1
+            groups = [
+                self._group(first, GroupShape(items, tile, span + wider), span)
+                for first in range(0, _NUM_ROWS, items * tile)
+            ]
+            plan = PassPlan(self._kv, self._empty(), groups, self._numbers(range(_NUM_ROWS)), Workspace())
+            outputs.append(attend(plan, 0, self._query, self._kv.layers[0][:0], self._options))
+        return torch.cat(outputs)
+
+    def _group(self, first: int, shape: GroupShape, span: int) -> Group:
+        """Return a call for the rows from `first` on, the last 32 positions of a span."""
+        rows = range(first, first + shape.items * shape.tile)
+        positions = [span - _NUM_ROWS + row for row in rows]
+        own = list(range(span // BLOCK_LEN))
+        blocks = own + own[-1:] * ((shape.span - span) // BLOCK_LEN)
+        return Group(shape, self._numbers(rows), self._numbers(positions), self._numbers(blocks * shape.items))
+
+    def _numbers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._device)
+
+    def _empty(self) -> Tensor:
+        return self._numbers(())
 
 
 def _agreeing(rows_of: Callable[[int], Tensor]) -> tuple[int, ...]:
@@ -160,24 +204,29 @@ def _rows_by(runner: TransformersRunner, classes: RowClasses, run: int) -> Tenso
 
 
 def _is_invariant(runner: TransformersRunner, classes: RowClasses) -> bool:
-    """Whether rows stay the same with odd run lengths and with a neighbour that precedes them in the pass."""
+    """Whether rows stay the same with odd run lengths and with neighbours before and behind them in the pass."""
     whole = _rows_by(runner, classes, _NUM_ROWS)
     odd = _rows_by(runner, classes, 5)
-    return _same(whole, odd) and _same(whole, _rows_beside_neighbour(runner, classes))
+    return _same(whole, odd) and _same(whole, _rows_beside_neighbours(runner, classes))
 
 
-def _rows_beside_neighbour(runner: TransformersRunner, classes: RowClasses) -> Tensor:
-    """Return the same rows as `_rows_by`, fed three at a time behind two rows of another session."""
+def _rows_beside_neighbours(runner: TransformersRunner, classes: RowClasses) -> Tensor:
+    """Return the same rows as `_rows_by`, fed three at a time between rows of a shorter and of a longer session."""
     runner.set_classes(classes, "")
-    ids = _token_ids(runner, _PROMPT_LEN + _NUM_FEW + 1)
-    slot, other = _prefilled(runner, ids[:_PROMPT_LEN]), _prefilled(runner, ids[1:5])
+    ids = _token_ids(runner, BLOCK_LEN + _NUM_FEW)
+    mine = ids[: _PROMPT_LEN + _NUM_FEW + 1]
+    slot, short, long = (_prefilled(runner, part) for part in (ids[:_PROMPT_LEN], ids[1:5], ids))
     rows = []
-    for start in range(_PROMPT_LEN, len(ids), 3):
-        run = ids[start : start + 3]
-        feeds = [Feed(other, ids[:2], TokenClass.DECODE, 2), Feed(slot, run, TokenClass.DECODE, len(run))]
+    for start in range(_PROMPT_LEN, len(mine), 3):
+        run = mine[start : start + 3]
+        feeds = [
+            Feed(short, ids[:2], TokenClass.DECODE, 2),
+            Feed(slot, run, TokenClass.DECODE, len(run)),
+            Feed(long, ids[:1], TokenClass.DECODE, 1),
+        ]
         rows.append(runner.forward(feeds)[1].logits)
-    runner.free_slot(slot)
-    runner.free_slot(other)
+    for each in (slot, short, long):
+        runner.free_slot(each)
     return torch.cat(rows)
 
 
@@ -219,7 +268,8 @@ def _read(path: Path) -> RowClasses | None:
     try:
         data = json.loads(path.read_text())
         rows, tiles = tuple(map(int, data["rows"])), tuple(map(int, data["tiles"]))
-        return RowClasses(rows, tiles, str(data["exactness"]), bool(data["classes_differ"]))
+        mixes = bool(data["items_mix"]), bool(data["spans_mix"])
+        return RowClasses(rows, tiles, *mixes, str(data["exactness"]), bool(data["classes_differ"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

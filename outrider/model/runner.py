@@ -143,6 +143,8 @@ class Feed:
     """How many of the last positions need logits: 0 for prefill, `len(token_ids)` for a run to be tested."""
     want_hidden: bool = False
     """Whether `Rows.hidden` is wanted too."""
+    best_below: int = 0
+    """If positive, only `Rows.best` is wanted, the likeliest of the ids below this, and `Rows.logits` may be empty."""
 
 
 @dataclass(slots=True)
@@ -153,6 +155,8 @@ class Rows:
     """[num_rows, vocab_size], float32 (the toy model: float64), on the CPU or the model's device."""
     hidden: Tensor | None = None
     """[num_rows, hidden_size], the last hidden state before the head, in the model's dtype; None unless asked for."""
+    best: Tensor | None = None
+    """[num_rows] int64, the likeliest ids, of equal ones the lowest; None unless asked for."""
 
 
 class ModelRunner(Protocol):

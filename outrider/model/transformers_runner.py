@@ -6,7 +6,8 @@ of its block. Which classes may be mixed is not decided here: `outrider.model.pr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -15,35 +16,15 @@ from transformers import PreTrainedModel
 
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
-from outrider.model.attention import ATTENTION_NAME, PassPlan, Segment
-from outrider.model.fused import fuse
-from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot, pool_rows
+from outrider.model.decoders import FusedModel, StockModel
+from outrider.model.fetching import Piece, Want, fetch
+from outrider.model.fused import can_fuse
+from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot
 from outrider.model.memory import KvBudget
 from outrider.model.packed import packed, unmap
+from outrider.model.planning import PassShape, Planner, Row, RowClasses
+from outrider.model.recording import AnewPasses, Passes, RecordedPasses
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
-
-
-@dataclass(frozen=True, slots=True)
-class RowClasses:
-    """Shapes that passes may have; rising numbers each."""
-
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Rows of a decode pass and of its head product."""
-    tiles: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Rows of one session in one attention call of a decode pass."""
-    exactness: str = "bitwise"
-    classes_differ: bool = True
-
-
-@dataclass(slots=True)
-class _Row:
-    """One token on its way through a pass."""
-
-    feed: int
-    slot: BlockSlot
-    position: int
-    token_id: int
-    wanted: bool
 
 
 class TransformersRunner:
@@ -57,6 +38,7 @@ class TransformersRunner:
         num_blocks: int | KvBudget = 256,
         context_len: int = 0,
         fused: bool = True,
+        recorded: bool | None = None,
     ) -> None:
         """Take over a model; its attention (and, fused, its layers) are replaced.
 
@@ -68,32 +50,35 @@ class TransformersRunner:
             num_blocks: Size of the KV pool in blocks of 64 tokens, or memory to fill with it.
             context_len: Most tokens of a slot; 0 takes the model's own limit.
             fused: Use fused layers where the model has some.
+            recorded: Plan passes in fixed shapes and run them from recordings; None does so for fused layers on a GPU.
 
         Raises:
             FailedPrecondition: The model cannot run over a block pool; names the feature. Or the memory is too small.
         """
         shapes = kv_shapes(model)
         self.model = model.train(False)
-        self.fused = fused and fuse(model)
-        model.set_attn_implementation(ATTENTION_NAME)
         head = head_of(model)
         weight = cast(Tensor, head.weight)
         self._device, self._dtype = weight.device, weight.dtype
-        self._classes = RowClasses()
-        self._head_input: Tensor | None = None
+        context_len = _context_len(model, context_len)
+        self.fused = fused and can_fuse(model)
         head = packed(head)
         cast(Any, model).set_output_embeddings(head)
-        head.register_forward_pre_hook(self._keep_head_input)
+        decoder = FusedModel(model, head, context_len) if self.fused else StockModel(model, head)
         unmap(model)
         token_bytes = sum(2 * heads * dim * self._dtype.itemsize for heads, dim in shapes)
         if isinstance(num_blocks, KvBudget):
             num_blocks = num_blocks.num_blocks(token_bytes * BLOCK_LEN, self._device)
-        self._kv = KvCache(shapes, num_blocks, self._dtype, self._device)
+        # One block more than the pool gives away: padding is written there.
+        self._kv = KvCache(shapes, num_blocks + 1, self._dtype, self._device)
         self._pool = BlockPool(num_blocks, self._kv.copy)
+        self.recorded = self.fused and self._device.type == "cuda" if recorded is None else recorded
+        self._passes: Passes = (RecordedPasses if self.recorded else AnewPasses)(decoder, self._kv, self._device)
+        self._classes = RowClasses()
         self._base_info = ModelInfo(
             name=name,
             vocab_size=weight.shape[0],
-            context_len=_context_len(model, context_len),
+            context_len=context_len,
             dtype=str(self._dtype).removeprefix("torch."),
             hidden_size=weight.shape[1],
             row_classes=(),
@@ -143,6 +128,8 @@ class TransformersRunner:
             fingerprint: Of the engine, with these classes.
         """
         self._classes = classes
+        # Recordings know nothing of classes: those of shapes that are not planned any more are just not used.
+        self._planner = Planner(classes, self._base_info.num_blocks, self.recorded)
         self._info = replace(
             self._base_info,
             row_classes=classes.rows,
@@ -185,110 +172,58 @@ class TransformersRunner:
             raise InvalidFeed("the slot is freed or belongs to another runner")
         return own
 
-    @torch.inference_mode()
-    def _run_passes(self, feeds: Sequence[Feed], slots: list[BlockSlot]) -> list[list[tuple[Tensor, Tensor]]]:
-        """Run all passes; per feed, pieces of (logits, hidden) in the order of its positions."""
-        pieces: list[list[tuple[Tensor, Tensor]]] = [[] for _ in feeds]
-        decode: list[_Row] = []
+    def _run_passes(self, feeds: Sequence[Feed], slots: list[BlockSlot]) -> list[list[Piece]]:
+        """Run all passes; per feed, what is wanted of it in the order of its positions."""
+        pieces: list[list[Piece]] = [[] for _ in feeds]
+        decode: list[Row] = []
         for number, (feed, slot) in enumerate(zip(feeds, slots, strict=True)):
-            silent = len(feed.token_ids) - feed.num_rows
+            silent, start = len(feed.token_ids) - feed.num_rows, slot.length
             rows = [
-                _Row(number, slot, slot.length + index, token, index >= silent)
-                for index, token in enumerate(feed.token_ids)
+                Row(number, slot, start + index, token, index >= silent) for index, token in enumerate(feed.token_ids)
             ]
             if feed.token_class is TokenClass.PROMPT:
-                self._run_pass(rows, feed.token_class, pieces)
+                self._run_pass(rows, self._planner.prompt(rows), feeds, pieces)
             else:
                 decode += rows
         for start in range(0, len(decode), self._info.max_rows):
             rows = decode[start : start + self._info.max_rows]
-            self._run_pass(rows, TokenClass.DECODE, pieces)
+            self._run_pass(rows, self._planner.decode(rows), feeds, pieces)
         return pieces
 
-    def _run_pass(self, rows: list[_Row], token_class: TokenClass, pieces: list[list[tuple[Tensor, Tensor]]]) -> None:
-        """Run one pass over these rows, padded as their class demands, and hand its output to `pieces`."""
-        is_prompt = token_class is TokenClass.PROMPT
-        size = BLOCK_LEN if is_prompt else _class_for(len(rows), self._classes.rows)
-        first = rows[0].position % BLOCK_LEN if is_prompt else 0
-        token_ids, positions = [0] * size, [0] * size
-        for index, row in enumerate(rows, first):
-            token_ids[index], positions[index] = row.token_id, row.position
-        segments = [self._prompt_segment(rows[0])] if is_prompt else self._segments(rows)
-        write = [where for row in rows for where in pool_rows(row.slot, row.position, row.position + 1)]
-        plan = PassPlan(self._kv, first, len(rows), self._tensor(write), segments)
-        wanted = [index for index, row in enumerate(rows, first) if row.wanted]
-        kwargs = {"position_ids": self._tensor([positions]), "use_cache": False, "outrider_pass": plan}
-        if not wanted:
-            self.model.base_model(self._tensor([token_ids]), **kwargs)
-            return
-        # The head runs in the same classes as the layers; a whole prompt pass is a class of its own.
-        head_rows = size if is_prompt else _class_for(len(wanted), self._classes.rows)
-        keep = wanted + [wanted[-1]] * (head_rows - len(wanted))
-        output = cast(Any, self.model)(self._tensor([token_ids]), logits_to_keep=self._tensor(keep), **kwargs)
-        self._hand_out(rows, len(wanted), output.logits[0], pieces)
-
-    def _hand_out(
-        self, rows: list[_Row], count: int, logits: Tensor, pieces: list[list[tuple[Tensor, Tensor]]]
+    def _run_pass(
+        self, rows: list[Row], plan: tuple[PassShape, list[int]], feeds: Sequence[Feed], pieces: list[list[Piece]]
     ) -> None:
-        """Cut a pass's output by feeds; the wanted rows of a feed lie side by side."""
-        hidden = cast(Tensor, self._head_input)[0]
-        owners = [row.feed for row in rows if row.wanted]
-        start = 0
-        while start < count:
-            end = start
-            while end < count and owners[end] == owners[start]:
-                end += 1
-            pieces[owners[start]].append((logits[start:end], hidden[start:end]))
-            start = end
+        """Run one planned pass over these rows and hand what is wanted of it to `pieces`."""
+        with torch.inference_mode():
+            output = self._passes.run(*plan)
+        if output is None:
+            return
+        wants, first = [], 0
+        for number, own in groupby(row.feed for row in rows if row.wanted):
+            count = sum(1 for _ in own)
+            wants.append(Want(number, first, count, feeds[number].want_hidden, feeds[number].best_below))
+            first += count
+        # Outside of inference mode, so that what is handed out are ordinary tensors.
+        for want, piece in zip(wants, fetch(output, wants), strict=True):
+            pieces[want.feed].append(piece)
 
-    def _segments(self, rows: list[_Row]) -> list[Segment]:
-        """Group a decode pass's rows by session and block of their position, in tiles."""
-        segments: list[Segment] = []
-        start = 0
-        while start < len(rows):
-            head, end = rows[start], start + 1
-            while end < len(rows) and end - start < self._classes.tiles[-1] and _share_keys(head, rows[end]):
-                end += 1
-            tile = _class_for(end - start, self._classes.tiles)
-            last = rows[end - 1].position
-            positions = [row.position for row in rows[start:end]] + [last] * (tile - (end - start))
-            segments.append(self._segment(head, start, end - start, positions))
-            start = end
-        return segments
+    def _gather(self, feed: Feed, pieces: list[Piece]) -> Rows:
+        """Join a feed's pieces, one per pass."""
+        if not pieces:
+            pieces = [self._empty_piece()]
+        logits = _joined([piece.logits for piece in pieces])
+        hidden = _joined([piece.hidden for piece in pieces if piece.hidden is not None]) if feed.want_hidden else None
+        best = _joined([piece.best for piece in pieces if piece.best is not None]) if feed.best_below else None
+        return Rows(logits, hidden, best)
 
-    def _prompt_segment(self, row: _Row) -> Segment:
-        """Return the one segment of a prompt pass: all 64 rows of a block, padding included."""
-        start = row.position - row.position % BLOCK_LEN
-        return self._segment(row, 0, BLOCK_LEN, list(range(start, start + BLOCK_LEN)))
-
-    def _segment(self, row: _Row, first: int, count: int, positions: list[int]) -> Segment:
-        """Return a segment of `row`'s session whose keys end with `row`'s block."""
-        blocks = row.slot.blocks[: row.position // BLOCK_LEN + 1]
-        span = len(blocks) * BLOCK_LEN
-        where: slice | Tensor
-        if row.slot.contiguous:
-            where = slice(blocks[0] * BLOCK_LEN, blocks[0] * BLOCK_LEN + span)
-        else:
-            where = self._tensor(pool_rows(row.slot, 0, span))
-        return Segment(first, count, len(positions), where, self._tensor(positions), span)
-
-    def _gather(self, feed: Feed, pieces: list[tuple[Tensor, Tensor]]) -> Rows:
-        """Join a feed's pieces, one per pass, as ordinary tensors that may be changed in place."""
+    def _empty_piece(self) -> Piece:
         info = self._info
-        empty = (
-            torch.empty(0, info.vocab_size, device=self._device),
-            torch.empty(0, info.hidden_size, dtype=self._dtype),
-        )
-        logits, hidden = zip(*(pieces or [empty]), strict=True)
-        joined = logits[0] if len(logits) == 1 else torch.cat(logits)
-        kept = torch.cat(hidden).clone() if feed.want_hidden else None
-        return Rows(joined.to(torch.float32, copy=True), kept)
+        hidden = torch.empty(0, info.hidden_size, dtype=self._dtype)
+        return Piece(torch.empty(0, info.vocab_size), hidden, torch.empty(0, dtype=torch.int64))
 
-    def _keep_head_input(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._head_input = args[0]
 
-    def _tensor(self, numbers: Sequence[Any]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def kv_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
@@ -346,13 +281,3 @@ def _rope_types(parameters: object) -> set[str]:
         return set()
     own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
     return own.union(*(_rope_types(value) for value in parameters.values()))
-
-
-def _class_for(count: int, classes: tuple[int, ...]) -> int:
-    """Return the smallest class with room for `count`."""
-    return next(size for size in classes if size >= count)
-
-
-def _share_keys(row: _Row, other: _Row) -> bool:
-    """Whether two rows attend over the same keys: same session, same block."""
-    return row.slot is other.slot and row.position // BLOCK_LEN == other.position // BLOCK_LEN

@@ -9,10 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, BloomFor
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
 from outrider.model.kv import BlockSlot
+from outrider.model.planning import RowClasses
 from outrider.model.probe import StockCheck, calibrate
 from outrider.model.runner import Feed, InvalidFeed, KvSlot, ModelRunner, PoolExhausted, prefill_plan
 from outrider.model.tiny import random_model
-from outrider.model.transformers_runner import RowClasses, TransformersRunner
+from outrider.model.transformers_runner import TransformersRunner
 
 DECODE, PROMPT = TokenClass.DECODE, TokenClass.PROMPT
 from_config: Any = AutoModelForCausalLM.from_config
@@ -200,7 +201,7 @@ def test_a_pass_that_fails_gives_its_blocks_back() -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    handle = runner.model.base_model.register_forward_pre_hook(fail)
+    handle = runner.model.get_input_embeddings().register_forward_pre_hook(fail)
     slot = runner.new_slot()
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.forward([Feed(slot, IDS[:70], DECODE, 1)])
