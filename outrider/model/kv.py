@@ -65,6 +65,7 @@ class BlockSlot:
         if start % BLOCK_LEN:
             return 0
         self.commit(start)
+        blocks = list(self.blocks)
         for first in range(0, len(token_ids) - BLOCK_LEN + 1, BLOCK_LEN):
             ids = array("I", token_ids[first : first + BLOCK_LEN])
             held = bytes(classes[first : first + BLOCK_LEN]) if self._by_class else bytes(BLOCK_LEN)
@@ -75,7 +76,8 @@ class BlockSlot:
             self._keys.append(key)
             self._token_ids.extend(ids)
             self._classes += held
-            self._set_blocks([*self.blocks, block])
+            blocks.append(block)
+        self._set_blocks(blocks)
         return self.length - start
 
     def commit(self, length: int) -> None:

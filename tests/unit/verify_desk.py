@@ -132,8 +132,8 @@ class ClassesMatter(ToyRunner):
     Classes lie in the pool's memory beside the tokens, so sharing the wrong block shows.
     """
 
-    def __init__(self, num_blocks: int = 1024) -> None:
-        super().__init__(ToyLanguage(VOCAB, seed=5), num_blocks=num_blocks)
+    def __init__(self, num_blocks: int = 1024, language: ToyLanguage | None = None) -> None:
+        super().__init__(language or ToyLanguage(VOCAB, seed=5), num_blocks=num_blocks)
         self._info = replace(self._info, classes_differ=True)
         self._pool.set_roots("classes matter", classes_differ=True)
         self._classes = [0] * (num_blocks * BLOCK_LEN)
