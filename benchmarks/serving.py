@@ -1,7 +1,7 @@
 """Clusters for measurements, and clients that ask many things of one."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.drafts import CAUSAL_LM, LAYER_SUBSET
@@ -13,6 +13,9 @@ from outrider.model.loader import DEFAULT_MODEL
 
 TOY = "toy"
 """Name of the toy model and of its drafter."""
+
+Progress = Callable[[int, int], None]
+"""Told how many generations are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +118,20 @@ async def ask(client: Client, request: GenerationRequest) -> Reply:
     return Reply(started, token_ids, "".join(chunk.text for chunk in chunks), kinds, finished)
 
 
-async def ask_all(client: Client, requests: Sequence[GenerationRequest], at_once: int) -> list[Reply]:
+async def ask_all(
+    client: Client, requests: Sequence[GenerationRequest], at_once: int, progress: Progress = lambda *_: None
+) -> list[Reply]:
     """Run generations, so many at a time; return their replies in order."""
     places = asyncio.Semaphore(at_once)
+    done = 0
 
     async def one(request: GenerationRequest) -> Reply:
+        nonlocal done
         async with places:
-            return await ask(client, request)
+            reply = await ask(client, request)
+        done += 1
+        progress(done, len(requests))
+        return reply
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(request)) for request in requests]

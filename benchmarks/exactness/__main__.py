@@ -8,7 +8,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from benchmarks.exactness.twins import check_twins
 from benchmarks.machine import facts
 from benchmarks.prompt_set import load_prompts
 from benchmarks.results import facts_list, table, write
-from benchmarks.serving import real_specs
+from benchmarks.serving import Progress, real_specs
 from outrider.client import Client
 from outrider.cluster import LocalCluster
 from outrider.ids import Mode
@@ -84,13 +85,22 @@ async def _stock(num: int) -> Outcome:
         LocalCluster(real_specs(DTYPE, (CAUSAL_LM, PROMPT_LOOKUP))) as cluster,
         Client(cluster.address) as client,
     ):
-        return await check_stock(client, load_prompts()[:num], STOCK_TOKENS)
+        with _progress() as progress:
+            return await check_stock(client, load_prompts()[:num], STOCK_TOKENS, progress)
 
 
 async def _twins(mode: Mode, num: int) -> Outcome:
     specs = real_specs("bfloat16", (CAUSAL_LM, PROMPT_LOOKUP))
     async with LocalCluster(specs) as cluster, Client(cluster.address) as client:
-        return await check_twins(client, load_prompts()[: num or None], mode, TWIN_TOKENS)
+        with _progress() as progress:
+            return await check_twins(client, load_prompts()[: num or None], mode, TWIN_TOKENS, progress)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show how far a stretch of generations is, on a line that vanishes."""
+    with console.status("asking") as status:
+        yield lambda done, total: status.update(f"{done} of {total}")
 
 
 def _show(outcome: Outcome) -> None:

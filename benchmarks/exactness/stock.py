@@ -15,7 +15,7 @@ from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
 from benchmarks.exactness.outcome import Outcome
 from benchmarks.exactness.twins import GREEDY, add_counts
 from benchmarks.prompt_set import LabelledPrompt
-from benchmarks.serving import Reply, ask_all
+from benchmarks.serving import Progress, Reply, ask_all
 from outrider.client import Client
 from outrider.generation import GenerationRequest, SpeculationChoice
 from outrider.model.loader import ModelSpec, load
@@ -63,13 +63,16 @@ class Stock:
         return float(first - second)
 
 
-async def check_stock(client: Client, prompts: Sequence[LabelledPrompt], num_tokens: int) -> Outcome:
+async def check_stock(
+    client: Client, prompts: Sequence[LabelledPrompt], num_tokens: int, progress: Progress = lambda *_: None
+) -> Outcome:
     """Ask a float32 cluster, then the stock model, and compare ids and text.
 
     Args:
         client: of a float32 cluster with both kinds of drafters.
         prompts: which.
         num_tokens: most tokens of each.
+        progress: told about the cluster's part, then about the stock model's.
     """
     outcome, started_s = Outcome("float32"), time.monotonic()
     requests = [
@@ -78,10 +81,11 @@ async def check_stock(client: Client, prompts: Sequence[LabelledPrompt], num_tok
         )
         for prompt, drafter in zip(prompts, _alternating(len(prompts)), strict=True)
     ]
-    replies = await ask_all(client, requests, AT_ONCE)
+    replies = await ask_all(client, requests, AT_ONCE, progress)
     stock = Stock()
     for prompt, request, reply in zip(prompts, requests, replies, strict=True):
         _compare(outcome, stock, prompt, request, reply)
+        progress(outcome.num_checked, len(prompts))
     outcome.seconds = time.monotonic() - started_s
     return outcome
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
 from benchmarks.exactness.outcome import Outcome
 from benchmarks.prompt_set import LabelledPrompt
-from benchmarks.serving import Reply, ask_all
+from benchmarks.serving import Progress, Reply, ask_all
 from outrider.client import Client
 from outrider.generation import Figures, GenerationRequest, SpeculationChoice
 from outrider.ids import Mode
@@ -102,7 +102,13 @@ def make_cases(prompts: Sequence[LabelledPrompt], mode: Mode, num_tokens: int) -
     return cases
 
 
-async def check_twins(client: Client, prompts: Sequence[LabelledPrompt], mode: Mode, num_tokens: int) -> Outcome:
+async def check_twins(
+    client: Client,
+    prompts: Sequence[LabelledPrompt],
+    mode: Mode,
+    num_tokens: int,
+    progress: Progress = lambda *_: None,
+) -> Outcome:
     """Run every prompt and its twin, and compare ids, text and finish reason.
 
     Args:
@@ -110,13 +116,14 @@ async def check_twins(client: Client, prompts: Sequence[LabelledPrompt], mode: M
         prompts: which.
         mode: greedy or coupled.
         num_tokens: most tokens of each.
+        progress: told about each of several stretches.
     """
     outcome, started_s = Outcome(mode.name.lower()), time.monotonic()
     cases = make_cases(prompts, mode, num_tokens)
-    twins = await ask_all(client, [case.twin for case in cases], max(AT_ONCE))
+    twins = await ask_all(client, [case.twin for case in cases], max(AT_ONCE), progress)
     for at_once in AT_ONCE:
         chosen = [(case, twin) for case, twin in zip(cases, twins, strict=True) if case.setting.at_once == at_once]
-        replies = await ask_all(client, [case.request for case, _ in chosen], at_once)
+        replies = await ask_all(client, [case.request for case, _ in chosen], at_once, progress)
         for (case, twin), reply in zip(chosen, replies, strict=True):
             _compare(outcome, case, reply, twin)
     outcome.seconds = time.monotonic() - started_s
