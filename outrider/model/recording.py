@@ -117,7 +117,7 @@ class RecordedPasses:
         self._kv = kv
         self._device = device
         self._recorder = recorder or (GraphRecorder(device) if device.type == "cuda" else PlainRecorder())
-        self._anew = AnewPasses(decoder, kv, device)
+        self.anew = AnewPasses(decoder, kv, device)
         self._recordings: dict[PassShape, tuple[Tensor, Tensor, Work]] = {}
 
     @property
@@ -130,7 +130,7 @@ class RecordedPasses:
         known = self._recordings.get(shape)
         if known is None:
             if len(self._recordings) >= MAX_RECORDINGS:
-                return self._anew.run(shape, numbers)
+                return self.anew.run(shape, numbers)
             known = self._recordings[shape] = self._record(shape, numbers)
         host, buffer, replay = known
         host.copy_(torch.tensor(numbers, dtype=torch.int64))

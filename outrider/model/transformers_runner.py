@@ -73,7 +73,7 @@ class TransformersRunner:
         self._kv = KvCache(shapes, num_blocks + 1, self._dtype, self._device)
         self._pool = BlockPool(num_blocks, self._kv.copy)
         self.recorded = self.fused and self._device.type == "cuda" if recorded is None else recorded
-        self._passes: Passes = (RecordedPasses if self.recorded else AnewPasses)(decoder, self._kv, self._device)
+        self.passes: Passes = (RecordedPasses if self.recorded else AnewPasses)(decoder, self._kv, self._device)
         self._classes = RowClasses()
         self._base_info = ModelInfo(
             name=name,
@@ -195,7 +195,7 @@ class TransformersRunner:
     ) -> None:
         """Run one planned pass over these rows and hand what is wanted of it to `pieces`."""
         with torch.inference_mode():
-            output = self._passes.run(*plan)
+            output = self.passes.run(*plan)
         if output is None:
             return
         wants, first = [], 0
