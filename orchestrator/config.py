@@ -37,7 +37,7 @@ class OrchestratorSettings(ServiceSettings):
     """Whether draft workers are believed to draw from the rows they send; if not, unseeded requests are coupled."""
     gamma: int = Field(default=4, ge=1, le=256)
     """Tokens per proposal before anything is measured."""
-    window: int = Field(default=8, ge=1, le=65536)
+    window: int = Field(default=8, ge=1, le=1024)
     """Tokens a drafter may be ahead before anything is measured; at least gamma."""
     restart_gamma: int = Field(default=4, ge=1, le=256)
     """Tokens of the first proposal of a chain before anything is measured; at most gamma."""

@@ -11,6 +11,7 @@ from outrider.generation import GenerationRequest
 from outrider.ids import Mode
 from outrider.messages import Vocabulary
 from outrider.noise import KEY_BYTES, seed_key
+from outrider.sampling import validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
     """Check a request against a vocabulary.
 
     Raises:
-        InvalidRequest: an id is past the vocabulary, a seed contradicts the mode, or a bias bans everything.
+        InvalidRequest: an id is past the vocabulary, a sampling parameter has no distribution, or a seed contradicts the
+            mode.
     """
     size = vocabulary.size
     prompt_ids = getattr(request.prompt, "token_ids", ())
@@ -42,6 +44,7 @@ def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
         for index, token_id in enumerate(ids):
             if not 0 <= token_id < size:
                 raise InvalidRequest(f"{field}[{index}]", token_id, f"a token id in 0 .. {size - 1}")
+    validate(request.sampling, size)
     if request.mode in (Mode.REJECTION, Mode.BLOCK) and request.seed is not None:
         allowed = f"no seed in mode {request.mode.name}, whose text depends on timing; use COUPLED"
         raise InvalidRequest("seed", request.seed, allowed)

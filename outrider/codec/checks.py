@@ -20,7 +20,7 @@ MAX_SESSION_TOKENS = 1 << 22
 """Most ids in one list of a session's tokens."""
 MAX_GAMMA = 256
 """Most tokens of one proposal."""
-MAX_WINDOW = 1 << 16
+MAX_WINDOW = 1024
 """Most tokens a chain may be ahead."""
 MAX_LOGPROBS = 128
 """Most log-probabilities per token."""

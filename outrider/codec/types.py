@@ -156,12 +156,12 @@ def speculation_to_proto(speculation: Speculation) -> pb.Speculation:
 
 
 def speculation_from_proto(message: pb.Speculation) -> Speculation:
-    """Decode how far a drafter may run."""
-    return Speculation(
-        gamma=PEER.integer("speculation.gamma", message.gamma, 0, MAX_GAMMA),
-        restart_gamma=PEER.integer("speculation.restart_gamma", message.restart_gamma, 0, MAX_GAMMA),
-        window=PEER.integer("speculation.window", message.window, 0, MAX_WINDOW),
-    )
+    """Decode how far a drafter may run: not at all, or restart_gamma <= gamma <= window."""
+    if not message.window:
+        return Speculation()
+    gamma = PEER.integer("speculation.gamma", message.gamma, 1, MAX_GAMMA)
+    restart_gamma = PEER.integer("speculation.restart_gamma", message.restart_gamma, 1, gamma)
+    return Speculation(gamma, restart_gamma, PEER.integer("speculation.window", message.window, gamma, MAX_WINDOW))
 
 
 # --- rows, log-probabilities, tensors -----------------------------------------------------------------------------

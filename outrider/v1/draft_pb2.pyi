@@ -191,7 +191,7 @@ class DraftCommit(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens; empty for a mere epoch or window change."""
+        """The tokens; empty for a mere epoch change. A window changes only with an epoch or with tokens."""
 
     @_builtins.property
     def speculation(self) -> _types_pb2.Speculation:

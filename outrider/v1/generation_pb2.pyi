@@ -165,7 +165,7 @@ class SpeculationOverride(_message.Message):
     restart_gamma: _builtins.int
     """Tokens of the first proposal after a rollback, 1 .. gamma. Unset means chosen by measurement, or gamma if that is set."""
     window: _builtins.int
-    """Most tokens the drafter may be ahead, gamma .. 65536. Unset means chosen by measurement. Needs gamma."""
+    """Most tokens the drafter may be ahead, gamma .. 1024. Unset means chosen by measurement. Needs gamma."""
     def __init__(
         self,
         *,

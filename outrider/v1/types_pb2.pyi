@@ -329,7 +329,7 @@ class LogitBias(_message.Message):
     token_id: _builtins.int
     """The biased token."""
     bias: _builtins.float
-    """Added to its logit, finite; -100 or less bans the token. Unset means 0."""
+    """Added to its logit, finite, at most 100; -100 or less bans the token. Unset means 0."""
     def __init__(
         self,
         *,
@@ -359,13 +359,13 @@ class SamplingParams(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     repetition_penalty: _builtins.float
-    """> 0; logits of tokens already in prompt or output are divided by it if positive, multiplied if negative. Unset means 1."""
+    """0.01 .. 100; logits of tokens already in prompt or output are divided by it if positive, multiplied if negative. Unset means 1."""
     presence_penalty: _builtins.float
     """-2 .. 2; subtracted once for every token already in the output. Unset means 0."""
     frequency_penalty: _builtins.float
     """-2 .. 2; subtracted per earlier occurrence in the output. Unset means 0."""
     temperature: _builtins.float
-    """>= 0; 0 is greedy. Unset means 1."""
+    """0 .. 100; 0 is greedy. Unset means 1."""
     top_k: _builtins.int
     """Keep the k likeliest tokens; 0 keeps all. Unset means 0."""
     top_p: _builtins.float
@@ -425,7 +425,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class Speculation(_message.Message):
-    """How far a drafter may run. All zero (or the message unset) switches speculation off."""
+    """How far a drafter may run. Unset means that speculation is off."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -433,12 +433,12 @@ class Speculation(_message.Message):
     RESTART_GAMMA_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
     gamma: _builtins.int
-    """Tokens per proposal, 0 .. 256."""
+    """Tokens per proposal, 1 .. 256."""
     restart_gamma: _builtins.int
-    """Tokens of the first proposal of an epoch, 0 .. 256; of use up to gamma."""
+    """Tokens of the first proposal of an epoch, 1 .. gamma."""
     window: _builtins.int
-    """Most tokens the chain may be ahead of the committed length, 0 .. 65536; of use from gamma up. Equal to gamma: sequential
-    rounds.
+    """Most tokens the chain may be ahead of the committed length, gamma .. 1024. Equal to gamma: sequential rounds. 0, whatever the
+    other fields are: speculation is off.
     """
     def __init__(
         self,
@@ -466,7 +466,7 @@ class ScoredToken(_message.Message):
     token_id: _builtins.int
     """The token."""
     logprob: _builtins.float
-    """Natural logarithm of its probability, <= 0; minus infinity for a banned token."""
+    """Natural logarithm of its probability, <= 0."""
     def __init__(
         self,
         *,

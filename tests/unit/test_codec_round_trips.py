@@ -73,7 +73,9 @@ id_lists = st.lists(ints, min_size=1, max_size=8).map(tuple)
 seconds = st.integers(0, 10**15).map(lambda nanos: nanos // 10**9 + nanos % 10**9 / 1e9)
 generations = st.builds(Generation, st.integers(0, 2**63), st.integers(0, 2**63))
 epochs = st.builds(Epoch, generations, st.integers(0, 2**63))
-speculations = st.builds(Speculation, st.integers(0, 256), st.integers(0, 256), st.integers(0, 1 << 16))
+speculations = st.just(Speculation()) | st.lists(st.integers(1, 256), min_size=3, max_size=3).map(
+    lambda sizes: Speculation(sorted(sizes)[1], sorted(sizes)[0], sorted(sizes)[2])
+)
 unit = st.floats(0, 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 samplings = st.builds(
@@ -199,7 +201,7 @@ def choices(draw: st.DrawFn) -> SpeculationChoice:
         return SpeculationChoice(off=draw(st.booleans()))
     gamma = draw(st.integers(1, 256))
     restart = draw(st.none() | st.integers(1, gamma))
-    return SpeculationChoice(False, gamma, restart, draw(st.none() | st.integers(gamma, 1 << 16)))
+    return SpeculationChoice(False, gamma, restart, draw(st.none() | st.integers(gamma, 1024)))
 
 
 @st.composite
