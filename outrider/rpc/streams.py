@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from outrider.errors import Cancelled, Internal, OutriderError, Unavailable
+from outrider.errors import Cancelled, Internal, OutriderError, ProtocolError, Unavailable
 from outrider.status import error_of_call
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,8 @@ class Stream(Generic[SendT, ReceiveT]):
             if task is not None and task.cancelling():
                 raise
             final = Broken(Cancelled("the call was cancelled"))  # by call.cancel(), not this task
+        except DecodeError as error:
+            final = Broken(ProtocolError(f"the peer sent bytes that are no message: {error}"))
         except Exception as error:
             logger.exception("reading a stream failed")
             final = Broken(Internal(f"reading a stream failed: {error!r}"))

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from outrider.errors import (
     Cancelled,
     Internal,
     InvalidRequest,
+    ProtocolError,
     ResourceExhausted,
     Unavailable,
 )
@@ -109,6 +111,23 @@ async def test_a_malformed_message_is_reported_and_the_stream_goes_on(servicer: 
         for text in ("x", "", "y"):
             stream.send(text)
         assert [await stream.receive(10) for _ in range(3)] == ["good", "bad", "good"]
+
+
+async def test_bytes_that_are_no_message_break_the_stream_as_a_broken_protocol_and_are_no_defect(
+    servicer: Servicer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends: list[object] = []
+
+    async def listen(stream: "Stream[str, str]") -> None:
+        ends.append(await stream.receive(10))
+
+    servicer.handle = listen
+    async with serving(servicer, tmp_path) as connection:
+        draft: Any = connection.stream_stream(f"/{SERVICE}/Draft")
+        _ = [answer async for answer in draft(iter([b"\xff\xff\xff"]), timeout=10)]
+    assert isinstance(ends[0], Broken)
+    assert isinstance(ends[0].error, ProtocolError)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_server_error_is_a_final_value_of_the_stream(servicer: Servicer, tmp_path: Path) -> None:
