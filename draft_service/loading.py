@@ -101,4 +101,5 @@ def _toy(settings: DraftSettings) -> Loaded:
     return Loaded(
         CausalLm(runner, vocab_len=len(tokenizer), kind="toy", prefix_reuse=settings.prefix_reuse),
         vocabulary(tokenizer),
+        runner,
     )
