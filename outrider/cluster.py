@@ -180,6 +180,7 @@ class LocalCluster:
         client = open_client(self._store_url)
         self._exits.push_async_callback(client.aclose)
         self._registry = Registry(client)
+        self._exits.push_async_callback(self._stop_services)
         for spec in sorted(self._specs, key=lambda spec: spec.role == "orchestrate"):
             await self.launch(spec)
         await self._wait_for_all()
@@ -189,8 +190,13 @@ class LocalCluster:
         service = Service(spec, self._environment(spec), self.folder)
         self.services[spec.name] = service
         await service.start()
-        self._exits.push_async_callback(service.stop)
         return service
+
+    async def _stop_services(self) -> None:
+        """Stop all services, orchestrators first; those of a kind at once, for a process takes its time to end."""
+        for workers in (False, True):
+            services = [each for each in self.services.values() if (each.spec.role != "orchestrate") is workers]
+            await asyncio.gather(*(service.stop() for service in services))
 
     def _environment(self, spec: ServiceSpec) -> dict[str, str]:
         prefix = {"verify": "OUTRIDER_VERIFY", "draft": "OUTRIDER_DRAFT", "orchestrate": "OUTRIDER_ORCHESTRATOR"}
