@@ -2,7 +2,7 @@
 
 `BlockPool` decides which block belongs to which slots; `KvCache` holds the numbers. A slot's blocks are kept side by
 side where there is room, because attention then reads the pool through a view; scattered blocks are gathered first.
-Where a block lies never changes what is computed from it.
+Where a block lies never changes what is computed from it. `blocks.py` counts who uses which block.
 
 A block is *free*, *used* by one slot or several, or *cached*: used by none, known by its content (`prefix.py`), and
 given up, longest unused first, when a slot needs room. Several slots may read a block; who wants to write into one that
@@ -10,14 +10,15 @@ others use takes a copy first, and one that is known by its content stops being 
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from outrider.ids import TokenClass
-from outrider.model.prefix import PrefixIndex, chained_key, root_key
-from outrider.model.runner import BLOCK_LEN, KvSlot, KvUsage, PoolExhausted
+from outrider.model.blocks import Blocks
+from outrider.model.prefix import chained_key
+from outrider.model.runner import BLOCK_LEN, KvSlot, PoolExhausted
 
 _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 
@@ -167,125 +168,12 @@ class BlockSlot:
         self.contiguous = all(block == blocks[0] + index for index, block in enumerate(blocks))
 
 
-class BlockPool:
-    """Which blocks are free, used or cached; every block is exactly one of the three."""
-
-    def __init__(self, num_blocks: int, copy: Callable[[int, int], None] = lambda _source, _target: None) -> None:
-        """Make a pool of free blocks.
-
-        Args:
-            num_blocks: At least one.
-            copy: Copies what a block holds, from the first to the second.
-        """
-        if num_blocks < 1:
-            raise ValueError(f"a pool needs at least one block, not {num_blocks}")
-        self.num_blocks = num_blocks
-        self._copy = copy
-        self._free = set(range(num_blocks))
-        self._users = [0] * num_blocks
-        self._num_shared = 0
-        self._num_references = 0
-        self.num_holders = 0
-        """Slots that have blocks."""
-        self._index = PrefixIndex()
-        self.set_roots("", classes_differ=True)
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be taken: free and cached ones."""
-        return len(self._free) + self._index.num_idle
-
-    @property
-    def usage(self) -> KvUsage:
-        """How the pool is used at present."""
-        cached = self._index.num_idle
-        used = self.num_blocks - len(self._free) - cached
-        return KvUsage(self.num_blocks, used, self._num_shared, cached, self._num_references, self.num_holders)
-
-    def set_roots(self, fingerprint: str, *, classes_differ: bool) -> None:
-        """Begin chains of keys afresh; slots fed before must be fed again.
-
-        Args:
-            fingerprint: Of the engine.
-            classes_differ: Whether classes decide the bits; where they do not, no key covers them.
-        """
-        self._classes_differ = classes_differ
-        self._roots = {by_class: root_key(fingerprint, by_class=by_class) for by_class in (True, False)}
-
-    def root(self, *, by_class: bool) -> bytes:
-        """Return where a slot's chain of keys begins."""
-        return self._roots[by_class]
+class BlockPool(Blocks):
+    """The blocks of a pool, and the slots that hold them."""
 
     def new_slot(self, *, by_class: bool = True) -> BlockSlot:
         """Return an empty slot of this pool; its keys cover classes if it wants that and they matter."""
         return BlockSlot(self, by_class=by_class and self._classes_differ)
-
-    def num_users(self, block: int) -> int:
-        """Return how many slots use a block."""
-        return self._users[block]
-
-    def take(self, after: int | None) -> int:
-        """Take one block: the one following `after` if it is free, else one with the most room behind it.
-
-        Raises:
-            PoolExhausted: No block is free or cached.
-        """
-        self._reclaim(1)
-        if not self._free:
-            raise PoolExhausted(1, 0)
-        block = after + 1 if after is not None and after + 1 in self._free else self._roomiest()
-        self._free.remove(block)
-        self._add_user(block)
-        return block
-
-    def put(self, blocks: Iterable[int]) -> None:
-        """Take back one slot's share in blocks; those without another user are cached if known, else free.
-
-        Raises:
-            ValueError: A block is used by nobody, or not of this pool.
-        """
-        for block in blocks:
-            if not 0 <= block < self.num_blocks or not self._users[block]:
-                raise ValueError(f"block {block} does not belong to a slot of this pool")
-            self._users[block] -= 1
-            self._num_references -= 1
-            self._num_shared -= self._users[block] == 1
-            if not self._users[block] and not self._index.rest(block):
-                self._free.add(block)
-
-    def share(self, key: bytes) -> int | None:
-        """Take a share in the block with this content, if there is one."""
-        block = self._index.find(key)
-        if block is None:
-            return None
-        if not self._users[block]:
-            self._index.wake(block)
-        self._add_user(block)
-        return block
-
-    def enter(self, key: bytes, block: int) -> None:
-        """Make a used block known by its content, unless another one is."""
-        self._index.enter(key, block)
-
-    def make_own(self, block: int) -> int:
-        """Return a block with this block's content that only the caller uses and that is not known: itself or a copy.
-
-        Raises:
-            PoolExhausted: A copy is needed and there is no room.
-        """
-        if self._users[block] == 1:
-            self._index.withdraw(block)
-            return block
-        own = self.take(None)
-        self._copy(block, own)
-        self.put([block])
-        return own
-
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Make those of one slot's blocks unknown that no other slot uses."""
-        for block in blocks:
-            if self._users[block] == 1:
-                self._index.withdraw(block)
 
     def reserve(self, wants: list[tuple[BlockSlot, int]]) -> None:
         """Make room in all slots for the given lengths, or in none.
@@ -317,38 +205,6 @@ class BlockPool:
             raise ValueError("the totals do not fit the blocks")
         if any(len(slot.blocks) != num_blocks_for(slot.length) for slot in slots):
             raise ValueError("a slot's blocks do not fit its length")
-
-    def _add_user(self, block: int) -> None:
-        self._users[block] += 1
-        self._num_references += 1
-        self._num_shared += self._users[block] == 2
-
-    def _reclaim(self, needed: int) -> None:
-        """Give up cached blocks where fewer than `needed` are free.
-
-        An eighth of the pool at once: blocks that were taken one after another are given up together, so that slots go
-        on finding neighbouring ones.
-        """
-        if len(self._free) >= needed:
-            return
-        for _ in range(min(self._index.num_idle, max(needed - len(self._free), self.num_blocks // 8))):
-            self._free.add(self._index.evict())
-
-    def _roomiest(self) -> int:
-        """Return a block that leaves its slot room to grow: inside the longest run of free blocks.
-
-        The run's middle when a slot may still grow into its beginning, else its first block.
-        """
-        best_start, best_len = 0, 0
-        start = 0
-        while start < self.num_blocks:
-            end = start
-            while end in self._free:
-                end += 1
-            if end - start > best_len:
-                best_start, best_len = start, end - start
-            start = end + 1
-        return best_start if best_start == 0 else best_start + best_len // 2
 
 
 def num_blocks_for(length: int) -> int:
