@@ -20,8 +20,8 @@ from outrider.model.attention import Group, GroupShape, PassPlan, Workspace
 from outrider.model.kv import BlockSlot, KvCache
 from outrider.model.runner import BLOCK_LEN
 
-MAX_KEYS = 8192
-"""Most keys of a tight call of several items: it bounds the memory that they are copied to."""
+MAX_KEYS = 1024
+"""Most keys of a tight call of several items: what they are copied to should stay in a core's cache."""
 MAX_QUERIES = 4
 """Rows of a fixed call, padding included, as a multiple of its items' rows without it: more are cut into more items."""
 

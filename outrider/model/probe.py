@@ -30,7 +30,7 @@ from outrider.model.transformers_runner import TransformersRunner, kv_shapes
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
 
-ENGINE_VERSION = 3
+ENGINE_VERSION = 4
 """Part of the fingerprint; raised whenever a change of this package's operations may change the bits of a row."""
 
 _PROMPT_LEN = 40
@@ -299,7 +299,7 @@ class StockCheck:
         self._ids = torch.randint(0, int(model.config.vocab_size), (count,), generator=generator)
         with torch.inference_mode():
             device = next(model.parameters()).device
-            self._stock = model(self._ids[None].to(device), use_cache=False).logits[0].float()
+            self._stock = model(self._ids[None].to(device), use_cache=False).logits[0].float().cpu()
         self._limit = self._LIMITS.get(next(model.parameters()).dtype, 0.15)
 
     def verify(self, runner: TransformersRunner) -> float:

@@ -118,7 +118,7 @@ class RecordedPasses:
         self._device = device
         self._recorder = recorder or (GraphRecorder(device) if device.type == "cuda" else PlainRecorder())
         self.anew = AnewPasses(decoder, kv, device)
-        self._recordings: dict[PassShape, tuple[Tensor, Tensor, Work]] = {}
+        self._recordings: dict[PassShape, tuple[Tensor, Work]] = {}
 
     @property
     def num_recordings(self) -> int:
@@ -132,20 +132,17 @@ class RecordedPasses:
             if len(self._recordings) >= MAX_RECORDINGS:
                 return self.anew.run(shape, numbers)
             known = self._recordings[shape] = self._record(shape, numbers)
-        host, buffer, replay = known
-        host.copy_(torch.tensor(numbers, dtype=torch.int64))
-        buffer.copy_(host, non_blocking=True)
+        buffer, replay = known
+        # From ordinary memory: the call returns when the numbers have been read, so that they may go at once.
+        buffer.copy_(torch.tensor(numbers, dtype=torch.int64))
         return replay()
 
-    def _record(self, shape: PassShape, numbers: list[int]) -> tuple[Tensor, Tensor, Work]:
+    def _record(self, shape: PassShape, numbers: list[int]) -> tuple[Tensor, Work]:
         """Record a shape with the numbers of its first pass: what is written meanwhile is what that pass writes."""
-        host = torch.tensor(numbers, dtype=torch.int64)
-        if self._device.type == "cuda":
-            host = host.pin_memory()
-        buffer = host.to(self._device, copy=True)
+        buffer = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         workspace = Workspace()
 
         def work() -> PassOutput | None:
             return self._decoder.run(read(shape, buffer, self._kv, workspace))
 
-        return host, buffer, self._recorder.record(work)
+        return buffer, self._recorder.record(work)
