@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeAlias
@@ -130,9 +130,24 @@ class ScriptRunner:
         # EVALSHA with EVAL behind it: unlike SCRIPT LOAD, EVAL is routed by its keys to the right node of a cluster.
         command: Any = self._client
         try:
-            return await command.evalsha(sha, len(keys), *keys, *args)
+            return await _heeding_cancellation(command.evalsha(sha, len(keys), *keys, *args))
         except NoScriptError:
-            return await command.eval(text, len(keys), *keys, *args)
+            return await _heeding_cancellation(command.eval(text, len(keys), *keys, *args))
+
+
+async def _heeding_cancellation(call: Awaitable[Any]) -> Any:
+    """Await a call of redis-py, and end with `CancelledError` if the task was cancelled meanwhile.
+
+    redis-py writes through `asyncio.wait_for`, and that of Python 3.11 forgets a cancellation that arrives as the write
+    is done: a heartbeat would never end. Source: https://github.com/python/cpython/issues/86296.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 @cache

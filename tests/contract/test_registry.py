@@ -145,3 +145,16 @@ async def test_the_heartbeat_outlives_an_outage_and_logs_its_begin_and_end_once(
 async def test_an_error_that_is_no_outage_ends_the_heartbeat_and_reaches_the_caller(registry: Registry) -> None:
     with pytest.raises(InvalidRequest):
         await keep_announced(registry, lambda: replace(WORKER, role="cook"), 1.0)
+
+
+async def test_a_heartbeat_ends_in_whichever_moment_it_is_cancelled(store_url: str) -> None:
+    """Also in the one in which a write to the store has just been done."""
+    for moment in range(60):
+        client = open_client(store_url)
+        beating = asyncio.create_task(keep_announced(Registry(client), lambda: WORKER, 60.0))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        beating.cancel()
+        done, _ = await asyncio.wait({beating}, timeout=5)
+        assert done, f"cancelled after {moment} turns of the loop, it went on"
+        await client.aclose()
