@@ -12,6 +12,7 @@ from outrider.cli.local import PROMPT_LOOKUP, stages
 from outrider.errors import OutriderError
 from outrider.model.loader import ModelSpec
 from outrider.model.opening import OpenedModel, open_model
+from outrider.model.vocabulary import first_difference
 from outrider.store.embedded import find_server
 
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis")
@@ -92,6 +93,9 @@ def _pairing(target_model: OpenedModel, target: str, draft: str, dtype: str) -> 
     layers = tuple(map(int, draft.removeprefix("layers:").split(","))) if draft.startswith("layers:") else None
     spec = ModelSpec(target if layers else draft, dtype, layers)
     drafter = open_model(spec, num_blocks=NUM_BLOCKS)
-    same = drafter.vocabulary.fingerprint == target_model.vocabulary.fingerprint
-    detail = f"{spec.label} and {target} {'share' if same else 'do not share'} the token -> id map"
-    return Finding("pairing", same, detail)
+    difference = first_difference(target_model.tokenizer.get_vocab(), drafter.tokenizer.get_vocab())
+    if difference is None:
+        return Finding("pairing", True, f"{spec.label} and {target} share the token -> id map")
+    token_id, ours, theirs = difference
+    detail = f"{spec.label} and {target} do not share the token -> id map: id {token_id} is {theirs!r} and {ours!r}"
+    return Finding("pairing", False, detail)

@@ -10,12 +10,14 @@ import pytest
 
 from orchestrator.app import OrchestratorApp
 from orchestrator.config import OrchestratorSettings
+from outrider.cli.doctor import _pairing
 from outrider.client import Client
 from outrider.codec.types import description_to_proto
 from outrider.generation import GenerationRequest, Notice, SpeculationChoice, TokenPrompt
 from outrider.ids import TokenKind, WorkerId
 from outrider.messages import SamplingParams, WorkerDescription
-from outrider.model.toy import ToyTokenizer
+from outrider.model.opening import OpenedModel
+from outrider.model.toy import ToyTokenizer, toy_from_name
 from outrider.model.vocabulary import first_difference, vocabulary
 from outrider.rpc import RpcServer, channel
 from outrider.sampling import greedy_token
@@ -81,6 +83,13 @@ async def test_case_10_a_verifier_refuses_the_stream_of_a_drafter_with_another_m
             call = verify_pb2_grpc.VerifyServiceStub(to).Propose(iter([verify_pb2.ProposeRequest(hello=hello)]))
             with pytest.raises(grpc.aio.AioRpcError, match="map of draft worker x"):
                 _ = [answer async for answer in call]
+
+
+def test_case_10_doctor_names_the_first_id_that_two_models_mean_differently() -> None:
+    other = OpenedModel(toy_from_name("toy"), Swapped(), vocabulary(Swapped()), (0,))
+    finding = _pairing(other, "swapped", "toy", "bfloat16")
+    assert not finding.good
+    assert "id 40 is \"'\" and '('" in finding.detail
 
 
 # --- rollbacks ----------------------------------------------------------------------------------------------------
