@@ -1,9 +1,9 @@
 """Thousands of short generations of one prompt, through the verifier's own engine and a real drafter, on one thread.
 
 Each *lane* is a session that is opened again and again, with the next key each time: the engine and the drafter keep
-the prompt's KV, so a generation costs only its own tokens. Lanes share passes, and a lane that got no room in a pass
-drafts on meanwhile, so proposals are in flight as they are in a cluster. Time is counted in steps, which makes a run
-repeatable.
+the full blocks of the prompt's KV, so a generation costs little more than its own tokens. Lanes share passes, and a
+lane that got no room in a pass drafts on meanwhile, so proposals are in flight as they are in a cluster. Time is
+counted in steps, which makes a run repeatable.
 """
 
 from collections.abc import Sequence
