@@ -187,14 +187,14 @@ async def test_case_18_prompt_lookup_leaves_the_text_alone_whatever_gamma_is(val
             for text, (tokens, num_accepted) in zip(prompts[start:], batch, strict=False):
                 assert len(set(tokens)) == 1, text
                 accepted += num_accepted
-        assert accepted > 1000
+        assert accepted > 400
 
 
 async def _texts(client: Client, text: str) -> tuple[list[tuple[int, ...]], int]:
     """Return a prompt's texts for the twin and each gamma, and how many drafts were accepted."""
     shapes = [OFF, *(SpeculationChoice(gamma=gamma, window=gamma * 2) for gamma in (1, 2, 5, 20))]
     heard = [
-        await hear(client, GenerationRequest(TextPrompt(text), max_tokens=24, sampling=GREEDY, ignore_eos=True,
+        await hear(client, GenerationRequest(TextPrompt(text), max_tokens=12, sampling=GREEDY, ignore_eos=True,
                                              speculation=shape))
         for shape in shapes
     ]  # fmt: skip
