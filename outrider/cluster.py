@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from outrider.errors import Unavailable
+from outrider.launch import ending_with_us
 from outrider.messages import WorkerDescription
 from outrider.store.connect import open_client
 from outrider.store.embedded import EmbeddedServer
@@ -79,7 +80,7 @@ class Service:
         log: IO[bytes]
         with self.log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *command,
+                *ending_with_us(command),
                 env={**os.environ, **self._environment, **self.spec.settings},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -10,7 +10,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -21,23 +20,13 @@ from typing import Any, Self
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from outrider.launch import ending_with_us
 from outrider.store.errors import ServerFailed, ServerNotFound
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes; the rest is spare."""
-
-# Between fork and exec Python code is unsafe under threads, so a small interpreter of its own asks the kernel for
-# SIGTERM at the starter's death and then becomes the server. The parent may be dead by then: hence the comparison.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def find_server() -> Path:
@@ -126,7 +115,7 @@ class EmbeddedServer:
         await self.stop()
 
     def _spawn(self, program: Path) -> None:
-        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(program), *self._settings()]
+        command = ending_with_us([str(program), *self._settings()])
         lock = _lock(self._data_dir) if self._data_dir else None
         try:
             with (self._running_folder() / "server.log").open("ab") as log:

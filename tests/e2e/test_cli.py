@@ -60,6 +60,23 @@ async def test_run_with_a_toy_compares_a_seeded_text_with_its_twin() -> None:
     assert seen >= {"verify_service", "draft_service", "orchestrator"}
 
 
+async def test_a_killed_command_leaves_no_process_behind() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *START, "up", "--target", "toy", "--listen", "127.0.0.1:0", cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(LIMIT_S):
+        while b"serving" not in await process.stdout.readline():
+            pass
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 4, "a store and three services"
+    process.kill()
+    await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 30.0)
+    assert not alive
+
+
 async def test_generate_streams_from_a_cluster_that_runs(toys: Toys) -> None:
     address = await toys.address(toys.running("orchestrate")[0])
     status, output, errors = await outrider(
