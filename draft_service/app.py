@@ -95,7 +95,7 @@ class DraftApp:
                 self.metrics.registry.register(KvGauges(loaded.runner))
             self.seats = Seats(info, self.settings.max_sessions, thread.submit, proposals)
             thread.start()
-            self._servicer.open_for_business(self.seats, self.describe)
+            self._servicer.open_for_business(self.seats, self.describe, loaded.tokenizer)
             await self.server.set_serving(True)
             self.ready.set()
             log.info("drafting with %s %s", info.kind, info.model)

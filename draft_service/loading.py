@@ -17,7 +17,7 @@ from outrider.model.loader import ModelSpec, locate
 from outrider.model.opening import open_model
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
-from outrider.model.vocabulary import vocabulary
+from outrider.model.vocabulary import HasVocabulary, vocabulary
 
 TOY = "toy"
 """Name of the toy model, whose vocabulary prompt lookup can speak too."""
@@ -35,6 +35,8 @@ class Loaded:
     vocabulary: Vocabulary
     runner: ModelRunner | None = None
     """The drafter's model, if it has one; the drafter's own, and here only to be described."""
+    tokenizer: HasVocabulary | None = None
+    """Whose map is told to those who ask; None: it is not told."""
 
 
 def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
@@ -61,32 +63,32 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
 def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
     spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
-    return Loaded(
-        CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse), opened.vocabulary
-    )
+    drafter = CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse)
+    return Loaded(drafter, opened.vocabulary, tokenizer=opened.tokenizer)
 
 
 def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
-    spoken = vocabulary(ToyTokenizer()) if settings.model == TOY else _spoken(settings, on_progress)
+    tokenizer = ToyTokenizer() if settings.model == TOY else _tokenizer(settings, on_progress)
+    spoken = vocabulary(tokenizer)
     drafter = PromptLookup(
         spoken.size,
         context_len=settings.context_len or MAX_LOOKUP_LEN,
         min_ngram=settings.min_ngram,
         max_ngram=settings.max_ngram,
     )
-    return Loaded(drafter, spoken)
+    return Loaded(drafter, spoken, tokenizer=tokenizer)
 
 
-def _spoken(settings: DraftSettings, on_progress: Progress) -> Vocabulary:
-    """Load a model's tokenizer alone, and return its vocabulary."""
+def _tokenizer(settings: DraftSettings, on_progress: Progress) -> HasVocabulary:
+    """Load a model's tokenizer alone."""
     source = locate(settings.model, on_progress)
     on_progress("loading the tokenizer", None)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer: HasVocabulary = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise NotFound(f"the tokenizer of {settings.model!r} cannot be loaded from {source}: {error}") from error
     on_progress("loading the tokenizer", 1.0)
-    return vocabulary(tokenizer)
+    return tokenizer
 
 
 def _toy(settings: DraftSettings) -> Loaded:
@@ -102,4 +104,5 @@ def _toy(settings: DraftSettings) -> Loaded:
         CausalLm(runner, vocab_len=len(tokenizer), kind="toy", prefix_reuse=settings.prefix_reuse),
         vocabulary(tokenizer),
         runner,
+        tokenizer,
     )

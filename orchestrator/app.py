@@ -74,6 +74,7 @@ class OrchestratorApp:
             exits.push_async_callback(channels.close)
             registry = Registry(client)
             placement = Placement(self._source(registry, channels), channels, language.vocabulary)
+            exits.push_async_callback(placement.close)
             store = SessionStore(client, session_ttl_s=settings.session_ttl_s)
             tools = Tools(store, placement, self.metrics, settings.generations())
             # A name is never used twice, not even by a restart under the same worker id.

@@ -25,6 +25,7 @@ from outrider.generation import (
     Finished,
     GenerationEvent,
     GenerationRequest,
+    Notice,
     ResumeFrom,
     Started,
     TextPrompt,
@@ -117,6 +118,7 @@ class Opening:
     def _opened(self, request: GenerationRequest, found: "_Found", started_s: float) -> Opened:
         commit = self._commit(found.state, found.logged.token_ids, 0)
         job = found.job(
+            told=self._refusal(found),
             choice=request.speculation,
             drafter_kind=request.drafter,
             return_origin=request.return_token_origin,
@@ -175,7 +177,7 @@ class Opening:
             room = state.prompt_len + state.max_tokens - logged.length
             drafter, off_reason = await self._choose_drafter(None, room, logged.length, verifier)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
-            told = () if seen is None else (replace(seen, kinds=()),)
+            told = (*self._refusal(found), *(() if seen is None else (replace(seen, kinds=()),)))
             return Opened(found.job(next_position=asked.next_position, told=told, started_s=started_s), commit)
 
     async def _over(
@@ -243,6 +245,12 @@ class Opening:
         return await self._tools.placement.choose_drafter(
             verifier, Wanted(request.drafter if request is not None else "", length)
         )
+
+    def _refusal(self, found: "_Found") -> tuple[Notice, ...]:
+        """Return what the client is told where all draft workers speak other ids than the verifier."""
+        if found.off_reason != "vocabulary":
+            return ()
+        return (Notice("vocabulary", self._tools.placement.refusal(found.verifier)),)
 
     def _commit(self, state: SessionState, prompt: Sequence[int], mute_until: int) -> Commit:
         ends = Ends(

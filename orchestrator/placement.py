@@ -16,8 +16,9 @@ from typing import Protocol
 
 import grpc
 
+from orchestrator.pairing import Pairing
 from outrider.codec import types as t
-from outrider.errors import OutriderError, Unavailable, VocabularyMismatch
+from outrider.errors import OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import channel, rpc_errors
@@ -127,21 +128,6 @@ async def describe(role: str, to: grpc.aio.Channel) -> WorkerDescription:
         return t.description_from_proto(answer.worker)
 
 
-def check_pair(verifier: WorkerDescription, drafter: WorkerDescription) -> None:
-    """Require that two workers share the token -> id map; padded sizes play no part.
-
-    Raises:
-        VocabularyMismatch: they do not; names both.
-    """
-    ours, theirs = verifier.vocabulary, drafter.vocabulary
-    if ours.fingerprint != theirs.fingerprint:
-        raise VocabularyMismatch(
-            f"draft worker {drafter.worker_id} ({drafter.model}, {theirs.size} ids, map {theirs.fingerprint[:12]}) and "
-            f"verifier {verifier.worker_id} ({verifier.model}, {ours.size} ids, map {ours.fingerprint[:12]}) have "
-            "different vocabularies"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a session needs of a draft worker."""
@@ -184,26 +170,34 @@ class Placement:
         """
         self._source = source
         self.channels = channels
-        self._vocabulary = vocabulary
+        self._pairing = Pairing(channels.to, vocabulary)
         self._lot = lot or random.Random()
         self._clock = clock
         self._breaks: dict[WorkerId, _Break] = {}
-        self._told_mismatch: set[str] = set()
 
     async def verifiers(self, model: str = "") -> list[WorkerDescription]:
         """Return the verifiers that can be placed now, of one model if it is named."""
         found = await self._source.workers("verify")
         return [
-            worker for worker in found if self._usable(worker) and model in ("", worker.model) and self._speaks(worker)
+            worker
+            for worker in found
+            if self._usable(worker) and model in ("", worker.model) and self._pairing.speaks(worker)
         ]
 
     async def drafters(self, verifier: WorkerDescription) -> list[WorkerDescription]:
         """Return the draft workers that can be paired with a verifier now; others are skipped, and named once."""
-        return [
-            worker
-            for worker in await self._source.workers("draft")
-            if self._usable(worker) and self._pairs(verifier, worker)
-        ]
+        return [worker for worker in await self._usable_drafters() if self._pairing.allows(verifier, worker)]
+
+    async def _usable_drafters(self) -> list[WorkerDescription]:
+        return [worker for worker in await self._source.workers("draft") if self._usable(worker)]
+
+    def refusal(self, verifier: WorkerDescription) -> str:
+        """Return why a draft worker was not paired with a verifier last; empty if all were."""
+        return self._pairing.refusal(verifier)
+
+    async def close(self) -> None:
+        """End what is under way beside the choices."""
+        await self._pairing.close()
 
     async def choose_verifier(
         self,
@@ -238,14 +232,22 @@ class Placement:
         raise Unavailable(f"no verifier of model {model!r} can be reached")
 
     async def choose_drafter(self, verifier: WorkerDescription, wanted: Wanted) -> tuple[WorkerDescription | None, str]:
-        """Choose a draft worker by load, then by lot; else None and why: "no_drafter" or "drafter_context".
+        """Choose a draft worker by load, then by lot.
+
+        Returns:
+            The worker, or None and why there is none: "no_drafter", "drafter_context", or "vocabulary" if all there
+            are were refused for theirs (`refusal`).
 
         Raises:
             StoreUnavailable: the registry is not reached.
         """
+        usable = await self._usable_drafters()
+        paired = [worker for worker in usable if self._pairing.allows(verifier, worker)]
+        if usable and not paired:
+            return None, "vocabulary"
         found = [
             worker
-            for worker in await self.drafters(verifier)
+            for worker in paired
             if worker.worker_id not in wanted.exclude and wanted.kind in ("", worker.drafter)
         ]
         fitting = [worker for worker in found if worker.context_len > wanted.length and not _full(worker)]
@@ -288,30 +290,6 @@ class Placement:
     def _usable(self, worker: WorkerDescription) -> bool:
         entry = self._breaks.get(worker.worker_id)
         return not worker.draining and (entry is None or entry.until_s <= self._clock())
-
-    def _speaks(self, verifier: WorkerDescription) -> bool:
-        """Whether a verifier has the tokenizer's vocabulary."""
-        ours = self._vocabulary
-        if ours is None or ours.fingerprint == verifier.vocabulary.fingerprint:
-            return True
-        self._tell_once(
-            f"verifier {verifier.worker_id} ({verifier.model}) has another vocabulary than the tokenizer: map "
-            f"{verifier.vocabulary.fingerprint[:12]}, not {ours.fingerprint[:12]}"
-        )
-        return False
-
-    def _pairs(self, verifier: WorkerDescription, drafter: WorkerDescription) -> bool:
-        try:
-            check_pair(verifier, drafter)
-        except VocabularyMismatch as error:
-            self._tell_once(error.message)
-            return False
-        return True
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told_mismatch:
-            self._told_mismatch.add(text)
-            log.warning("not paired: %s", text)
 
 
 def _load(worker: WorkerDescription) -> float:

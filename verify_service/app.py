@@ -82,7 +82,9 @@ class VerifyApp:
         engine.start(self._engine_ended)
         try:
             info = loaded.runner.info
-            self._servicer.open_for_business(Serving(engine, loaded.vocabulary, info.context_len, self.describe))
+            self._servicer.open_for_business(
+                Serving(engine, loaded.vocabulary, info.context_len, self.describe, loaded.tokenizer)
+            )
             await self.server.set_serving(not self._draining)
             self.ready.set()
             log.info("verifying with %s, %s, row classes %s", info.name, info.exactness, info.row_classes)

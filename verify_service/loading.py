@@ -10,7 +10,7 @@ from outrider.model.loader import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
-from outrider.model.vocabulary import vocabulary
+from outrider.model.vocabulary import HasVocabulary, vocabulary
 from verify_service.config import TOY, VerifySettings
 
 Progress = Callable[[str, float | None], None]
@@ -22,6 +22,8 @@ class Loaded:
 
     runner: ModelRunner
     vocabulary: Vocabulary
+    tokenizer: HasVocabulary | None = None
+    """Whose map is told to those who ask; None: it is not told."""
 
 
 def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
@@ -40,7 +42,7 @@ def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
         return _toy(settings)
     spec = ModelSpec(settings.model, settings.dtype, None, settings.device)
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
-    return Loaded(opened.runner, opened.vocabulary)
+    return Loaded(opened.runner, opened.vocabulary, opened.tokenizer)
 
 
 def _toy(settings: VerifySettings) -> Loaded:
@@ -52,4 +54,4 @@ def _toy(settings: VerifySettings) -> Loaded:
         num_blocks=toy_blocks(settings.pool),
         delay_s=settings.toy_delay_s,
     )
-    return Loaded(runner, vocabulary(tokenizer))
+    return Loaded(runner, vocabulary(tokenizer), tokenizer)

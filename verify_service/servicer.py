@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from outrider.codec.decode import decode_request_from_proto, decode_response_to_proto
 from outrider.codec.propose import propose_request_from_proto, propose_response_to_proto
+from outrider.codec.tokens import token_map_to_proto
 from outrider.codec.types import description_to_proto
 from outrider.errors import Cancelled, FailedPrecondition, OutriderError, ProtocolError, Unavailable
 from outrider.ids import SessionId
@@ -30,6 +31,7 @@ from outrider.messages import (
     Vocabulary,
     WorkerDescription,
 )
+from outrider.model.vocabulary import HasVocabulary
 from outrider.rpc import Broken, Ended, Malformed, Stream, server_stream
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
@@ -63,6 +65,8 @@ class Serving:
     vocabulary: Vocabulary
     context_len: int
     describe: Callable[[], WorkerDescription]
+    tokenizer: HasVocabulary | None = None
+    """Whose map is told to those who ask."""
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -96,7 +100,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
         """Say what this verifier serves."""
-        return verify_pb2.VerifyServiceDescribeResponse(worker=description_to_proto(self._ready().describe()))
+        serving = self._ready()
+        tokens = None
+        if request.with_tokens and serving.tokenizer is not None:
+            tokens = await asyncio.to_thread(token_map_to_proto, serving.tokenizer.get_vocab())
+        return verify_pb2.VerifyServiceDescribeResponse(worker=description_to_proto(serving.describe()), tokens=tokens)
 
     # Coroutines, not the generators of the stub: they write whenever the engine's thread has something to say.
     async def Decode(  # type: ignore[override]

@@ -26,12 +26,17 @@ class DraftServiceDescribeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITH_TOKENS_FIELD_NUMBER: _builtins.int
+    with_tokens: _builtins.bool
+    """Whether the token -> id map is wanted in full; it is large, and never needed to see whether two maps are equal."""
     def __init__(
         self,
+        *,
+        with_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_tokens", b"with_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -44,18 +49,24 @@ class DraftServiceDescribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def worker(self) -> _types_pb2.WorkerDescription:
         """The description."""
+
+    @_builtins.property
+    def tokens(self) -> _types_pb2.TokenMap:
+        """The map whose fingerprint is `worker.vocabulary.fingerprint`; unset unless asked for."""
 
     def __init__(
         self,
         *,
         worker: _types_pb2.WorkerDescription | None = ...,
+        tokens: _types_pb2.TokenMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

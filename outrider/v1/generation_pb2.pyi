@@ -515,7 +515,7 @@ class Notice(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Stable label, such as "drafter_lost" or "verifier_replaced"."""
+    """Stable label: "drafter_lost", "verifier_lost" or "vocabulary" (no draft worker speaks the verifier's ids)."""
     text: _builtins.str
     """A sentence for people."""
     def __init__(
@@ -615,7 +615,7 @@ class Figures(_message.Message):
     tokens_per_round: _builtins.float
     """Committed tokens per target pass."""
     speculation_off: _builtins.str
-    """Why speculation was off at the end, a stable label such as "no_drafter" or "requested". Empty means it was on."""
+    """Why speculation was off at the end, a stable label such as "no_drafter", "vocabulary" or "requested". Empty means it was on."""
     guarantee_void: _builtins.int
     """Times that the guarantee of rejection mode was void. 0 unless a drafter hung between header and body."""
     engine_fingerprint: _builtins.str

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"+\n\nGeneration\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\x04\"C\n\x05\x45poch\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\r\n\x05round\x18\x02 \x01(\x04\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.outrider.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\tDraftRows\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xe2\x02\n\x0eSamplingParams\x12*\n\nlogit_bias\x18\x01 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x06\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"C\n\x0bSpeculation\x12\r\n\x05gamma\x18\x01 \x01(\r\x12\x15\n\rrestart_gamma\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\"0\n\x0bScoredToken\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"/\n\nVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"\xb8\x03\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12)\n\tguarantee\x18\t \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x0b \x01(\r\x12\x0c\n\x04load\x18\x0c \x01(\r\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x42\n\nattributes\x18\x0e \x03(\x0b\x32..outrider.v1.WorkerDescription.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*c\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_GREEDY\x10\x01\x12\x10\n\x0cMODE_COUPLED\x10\x02\x12\x12\n\x0eMODE_REJECTION\x10\x03\x12\x0e\n\nMODE_BLOCK\x10\x04*Y\n\nTokenClass\x12\x1b\n\x17TOKEN_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_CLASS_PROMPT\x10\x01\x12\x16\n\x12TOKEN_CLASS_DECODE\x10\x02*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x01\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x02\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x03\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x04*Y\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x15\n\x11GUARANTEE_BITWISE\x10\x01\x12\x1a\n\x16GUARANTEE_DISTRIBUTION\x10\x02*n\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04*u\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_VERIFY\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02\x12\x1b\n\x17WORKER_ROLE_ORCHESTRATE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"+\n\nGeneration\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\x04\"C\n\x05\x45poch\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\r\n\x05round\x18\x02 \x01(\x04\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.outrider.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\tDraftRows\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xe2\x02\n\x0eSamplingParams\x12*\n\nlogit_bias\x18\x01 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x06\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"C\n\x0bSpeculation\x12\r\n\x05gamma\x18\x01 \x01(\r\x12\x15\n\rrestart_gamma\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\"0\n\x0bScoredToken\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"/\n\nVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"-\n\x08TokenMap\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xb8\x03\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12)\n\tguarantee\x18\t \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x0b \x01(\r\x12\x0c\n\x04load\x18\x0c \x01(\r\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x42\n\nattributes\x18\x0e \x03(\x0b\x32..outrider.v1.WorkerDescription.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*c\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_GREEDY\x10\x01\x12\x10\n\x0cMODE_COUPLED\x10\x02\x12\x12\n\x0eMODE_REJECTION\x10\x03\x12\x0e\n\nMODE_BLOCK\x10\x04*Y\n\nTokenClass\x12\x1b\n\x17TOKEN_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_CLASS_PROMPT\x10\x01\x12\x16\n\x12TOKEN_CLASS_DECODE\x10\x02*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x01\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x02\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x03\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x04*Y\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x15\n\x11GUARANTEE_BITWISE\x10\x01\x12\x1a\n\x16GUARANTEE_DISTRIBUTION\x10\x02*n\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04*u\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_VERIFY\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02\x12\x1b\n\x17WORKER_ROLE_ORCHESTRATE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1407
-  _globals['_MODE']._serialized_end=1506
-  _globals['_TOKENCLASS']._serialized_start=1508
-  _globals['_TOKENCLASS']._serialized_end=1597
-  _globals['_TOKENKIND']._serialized_start=1600
-  _globals['_TOKENKIND']._serialized_end=1734
-  _globals['_GUARANTEE']._serialized_start=1736
-  _globals['_GUARANTEE']._serialized_end=1825
-  _globals['_DTYPE']._serialized_start=1827
-  _globals['_DTYPE']._serialized_end=1937
-  _globals['_WORKERROLE']._serialized_start=1939
-  _globals['_WORKERROLE']._serialized_end=2056
+  _globals['_MODE']._serialized_start=1454
+  _globals['_MODE']._serialized_end=1553
+  _globals['_TOKENCLASS']._serialized_start=1555
+  _globals['_TOKENCLASS']._serialized_end=1644
+  _globals['_TOKENKIND']._serialized_start=1647
+  _globals['_TOKENKIND']._serialized_end=1781
+  _globals['_GUARANTEE']._serialized_start=1783
+  _globals['_GUARANTEE']._serialized_end=1872
+  _globals['_DTYPE']._serialized_start=1874
+  _globals['_DTYPE']._serialized_end=1984
+  _globals['_WORKERROLE']._serialized_start=1986
+  _globals['_WORKERROLE']._serialized_end=2103
   _globals['_GENERATION']._serialized_start=40
   _globals['_GENERATION']._serialized_end=83
   _globals['_EPOCH']._serialized_start=85
@@ -65,10 +65,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROBS']._serialized_end=885
   _globals['_VOCABULARY']._serialized_start=887
   _globals['_VOCABULARY']._serialized_end=934
-  _globals['_WORKERDESCRIPTION']._serialized_start=937
-  _globals['_WORKERDESCRIPTION']._serialized_end=1377
-  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_start=1328
-  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_end=1377
-  _globals['_DRAINING']._serialized_start=1379
-  _globals['_DRAINING']._serialized_end=1405
+  _globals['_TOKENMAP']._serialized_start=936
+  _globals['_TOKENMAP']._serialized_end=981
+  _globals['_WORKERDESCRIPTION']._serialized_start=984
+  _globals['_WORKERDESCRIPTION']._serialized_end=1424
+  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_start=1375
+  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_end=1424
+  _globals['_DRAINING']._serialized_start=1426
+  _globals['_DRAINING']._serialized_end=1452
 # @@protoc_insertion_point(module_scope)

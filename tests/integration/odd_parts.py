@@ -14,9 +14,9 @@ from draft_service.drafters.protocol import Drafter, DrafterInfo, DraftSession, 
 from draft_service.loading import Loaded as LoadedDrafter
 from outrider.client import Client
 from outrider.ids import Mode, SessionId
-from outrider.messages import SamplingParams, Vocabulary
+from outrider.messages import SamplingParams
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer
-from outrider.model.vocabulary import vocabulary
+from outrider.model.vocabulary import HasVocabulary, vocabulary
 from outrider.sampling import one_hot_row, probabilities, sparse_row
 from tests.integration.cluster_bench import Bench, Running
 from verify_service.app import VerifyApp
@@ -143,7 +143,7 @@ async def cluster(
     target: ToyLanguage = LANGUAGE,
     drafters: Collection[Drafter] = (),
     *,
-    spoken: Vocabulary = VOCABULARY,
+    spoken: HasVocabulary | None = None,
     **settings: object,
 ) -> AsyncIterator[Client]:
     """Serve a target and drafters in this process.
@@ -152,15 +152,16 @@ async def cluster(
         store_url: of the session store.
         target: what the verifier speaks.
         drafters: one draft worker for each.
-        spoken: vocabulary that the draft workers say they have.
+        spoken: tokenizer that the draft workers say they have; the verifier's unless given.
         **settings: of the orchestrator.
     """
     async with Bench(store_url) as bench:
         runner = ToyRunner(target)
-        verifier = VerifyApp(VerifySettings(model="toy"), lambda *_: LoadedTarget(runner, VOCABULARY))
+        verifier = VerifyApp(VerifySettings(model="toy"), lambda *_: LoadedTarget(runner, VOCABULARY, ToyTokenizer()))
         workers: list[Running] = []
         for drafter in drafters:
-            loaded = LoadedDrafter(drafter, spoken)
+            tokenizer = spoken or ToyTokenizer()
+            loaded = LoadedDrafter(drafter, vocabulary(tokenizer), tokenizer=tokenizer)
             workers.append(await bench._run(DraftApp(DraftSettings(), lambda *_, loaded=loaded: loaded)))
         _, _, client = await bench.orchestrator([await bench._run(verifier)], workers, **settings)
         yield client

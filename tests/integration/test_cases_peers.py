@@ -12,13 +12,14 @@ from orchestrator.app import OrchestratorApp
 from orchestrator.config import OrchestratorSettings
 from outrider.cli.doctor import _pairing
 from outrider.client import Client
+from outrider.codec.tokens import token_map_from_proto
 from outrider.codec.types import description_to_proto
 from outrider.generation import GenerationRequest, Notice, SpeculationChoice, TokenPrompt
 from outrider.ids import TokenKind, WorkerId
 from outrider.messages import SamplingParams, WorkerDescription
 from outrider.model.opening import OpenedModel
 from outrider.model.toy import ToyTokenizer, toy_from_name
-from outrider.model.vocabulary import first_difference, vocabulary
+from outrider.model.vocabulary import vocabulary
 from outrider.rpc import RpcServer, channel
 from outrider.sampling import greedy_token
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
@@ -60,17 +61,41 @@ class Swapped(ToyTokenizer):
         return {piece: swap.get(token, token) for piece, token in super().get_vocab().items()}
 
 
-async def test_case_10_a_drafter_with_two_ids_swapped_is_not_paired(valkey_url: str, caplog: Any) -> None:
+async def test_case_10_a_drafter_with_two_ids_swapped_is_not_paired_and_the_first_is_named(
+    valkey_url: str, caplog: Any
+) -> None:
     other = vocabulary(Swapped())
     assert other.size == VOCABULARY.size
-    drafter = language_drafter(LANGUAGE)
-    async with cluster(valkey_url, LANGUAGE, [drafter], spoken=other) as client:
-        heard = await hear(client, ask())
+    named = "id 40 is '(' to the draft worker and \"'\" to the verifier"
+
+    async with cluster(valkey_url, LANGUAGE, [language_drafter(LANGUAGE)], spoken=Swapped()) as client:
+        before = await hear(client, ask())
         assert (await client.models())[0].drafters == ()
-    assert heard.token_ids == SAID
-    assert heard.finished.figures.speculation_off == "no_drafter"
-    assert any(other.fingerprint[:12] in message for message in caplog.messages)
-    assert first_difference(ToyTokenizer().get_vocab(), Swapped().get_vocab()) == (40, "'", "(")
+        await until(lambda: any(named in message for message in caplog.messages))
+        after = await hear(client, ask())
+    for heard in (before, after):
+        assert heard.token_ids == SAID
+        assert heard.finished.figures.speculation_off == "vocabulary"
+        told = [event for event in heard.events if isinstance(event, Notice)]
+        assert [notice.reason for notice in told] == ["vocabulary"]
+        assert other.fingerprint[:12] in told[0].text
+        assert heard is before or named in told[0].text
+
+
+async def test_case_10_maps_in_full_are_told_only_to_those_who_ask(valkey_url: str) -> None:
+    async with Bench(valkey_url) as bench:
+        verifier, _ = await bench.verifier()
+        drafter, _ = await bench.drafter()
+        async with channel(verifier.app.address) as to:
+            verify = verify_pb2_grpc.VerifyServiceStub(to)
+            assert not (await verify.Describe(verify_pb2.VerifyServiceDescribeRequest())).HasField("tokens")
+            told = await verify.Describe(verify_pb2.VerifyServiceDescribeRequest(with_tokens=True))
+            assert token_map_from_proto(told.tokens) == ToyTokenizer().get_vocab()
+        async with channel(drafter.app.address) as to:
+            draft = draft_pb2_grpc.DraftServiceStub(to)
+            assert not (await draft.Describe(draft_pb2.DraftServiceDescribeRequest())).HasField("tokens")
+            drafted = await draft.Describe(draft_pb2.DraftServiceDescribeRequest(with_tokens=True))
+            assert token_map_from_proto(drafted.tokens) == ToyTokenizer().get_vocab()
 
 
 async def test_case_10_a_verifier_refuses_the_stream_of_a_drafter_with_another_map(valkey_url: str) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.placement import FIRST_BREAK_S, Channels, Placement, StaticSource, Wanted, check_pair, describe
+from orchestrator.pairing import check_pair
+from orchestrator.placement import FIRST_BREAK_S, Channels, Placement, StaticSource, Wanted, describe
 from outrider.codec import types as t
 from outrider.errors import Unavailable, VocabularyMismatch
 from outrider.ids import WorkerId
@@ -140,6 +141,7 @@ async def test_another_vocabulary_is_refused_naming_both_and_skipped(caplog: pyt
     with caplog.at_level(logging.WARNING):
         assert [await drafter(placed) for _ in range(3)] == [("padded", "")] * 3
     assert caplog.text.count("not paired") == 1
+    assert await drafter(placement(swapped)) == (None, "vocabulary")
 
 
 class _Verify(verify_pb2_grpc.VerifyServiceServicer):
