@@ -84,12 +84,14 @@ class Peers:
         """Why a verifier was lost last."""
         self._decode: DecodeWire | None = None
         self._drafts: dict[Generation, DraftWire] = {}
+        self._decode_opened_s = self._draft_opened_s = self._placement.now_s()
 
     def open_verifier(self, command: OpenVerifier, tasks: asyncio.TaskGroup) -> None:
         """Open `Decode`."""
         worker, opened = self.known[command.worker_id], command.generation
         wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
+        self._decode_opened_s = self._placement.now_s()
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address))
         run = wire.run(
             lambda: stub.Decode(timeout=self._timeout_s),
@@ -121,6 +123,7 @@ class Peers:
         wire = DraftWire(opening, draft_request_to_proto, draft_response_from_proto)
         self._drafts[generation] = wire
         self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
+        self._draft_opened_s = self._placement.now_s()
         stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address))
         run = wire.run(
             lambda: stub.Draft(timeout=self._timeout_s),
@@ -161,9 +164,10 @@ class Peers:
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
         else:
-            self._placement.succeeded(self.verifier.worker_id)
-            if heard.num_tested:
-                self._placement.succeeded(self.drafter_id)
+            if opened == self.opened:
+                self._placement.succeeded(self.verifier.worker_id, self._decode_opened_s)
+            if heard.num_tested and heard.epoch.generation in self._drafts:
+                self._placement.succeeded(self.drafter_id, self._draft_opened_s)
             self._feed(VerdictArrived(opened, heard))
 
     def _from_drafter(self, generation: Generation, heard: DraftResponseMessage) -> None:

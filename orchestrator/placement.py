@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -144,7 +144,9 @@ class _Break:
     """A worker's failures in a row."""
 
     count: int = 0
-    until_s: float = field(default=0.0)
+    last_s: float = 0.0
+    """When it failed last."""
+    until_s: float = 0.0
 
 
 class Placement:
@@ -263,11 +265,25 @@ class Placement:
         entry = self._breaks.setdefault(worker_id, _Break())
         pause_s = min(LONGEST_BREAK_S, FIRST_BREAK_S * 2**entry.count)
         entry.count += 1
-        entry.until_s = self._clock() + pause_s
+        entry.last_s = self._clock()
+        entry.until_s = entry.last_s + pause_s
 
-    def succeeded(self, worker_id: WorkerId) -> None:
-        """Forget a worker's failures."""
-        self._breaks.pop(worker_id, None)
+    def now_s(self) -> float:
+        """Return the time, in seconds on the clock of breaks."""
+        return self._clock()
+
+    def succeeded(self, worker_id: WorkerId, opened_s: float) -> None:
+        """Forget a worker's failures, unless it failed after the stream that works was opened.
+
+        What a dead worker has sent is still being worked on for a while after its end; nobody may take that for life.
+
+        Args:
+            worker_id: the worker.
+            opened_s: when the stream was opened, as `now_s`.
+        """
+        entry = self._breaks.get(worker_id)
+        if entry is not None and entry.last_s < opened_s:
+            del self._breaks[worker_id]
 
     async def _confirmed(self, worker: WorkerDescription) -> bool:
         """Whether a worker that has failed before answers under its name again; others are believed.
@@ -283,7 +299,7 @@ class Placement:
             log.debug("worker %s does not answer: %s", worker.worker_id, error)
         else:
             if answer.worker_id == worker.worker_id:
-                return True
+                return self._usable(worker)
         self.failed(worker.worker_id)
         return False
 

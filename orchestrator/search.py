@@ -30,10 +30,13 @@ class Search:
         self._looking = False
 
     def lost(self, worker_id: WorkerId, off_reason: str) -> None:
-        """Avoid a draft worker that was lost: for the generation if it sent garbage, for a while if it was slow."""
+        """Avoid a draft worker that was lost: for the generation if it sent garbage, else until it answers again.
+
+        A broken stream is a failure already when it is told here.
+        """
         if off_reason == "drafter_quarantined":
             self._unwanted.add(worker_id)
-        elif off_reason == "drafter_slow":
+        elif off_reason in ("drafter_slow", "drafter_stuck", "drafter_draining"):
             self._placement.failed(worker_id)
 
     def due(self, off_reason: str) -> bool:

@@ -210,6 +210,9 @@ class Rogue(draft_pb2_grpc.DraftServiceServicer):
             session.sent += messages
             for message in messages:
                 await propose.write(message)
+            if "draft ends with proposals under way" in self.faults and request.WhichOneof("message") == "commit":
+                await asyncio.sleep(0.05)  # a pass with them has begun
+                return
 
     async def _propose(self, address: str) -> Any:
         """Open the one stream to the verifier, with an honest hello."""
@@ -230,7 +233,7 @@ class Rogue(draft_pb2_grpc.DraftServiceServicer):
 
 @asynccontextmanager
 async def rogue_cluster(
-    store_url: str, says: Says, faults: frozenset[str] = frozenset(), **settings: Any
+    store_url: str, says: Says, faults: frozenset[str] = frozenset(), toy_delay_s: float = 0.0, **settings: Any
 ) -> AsyncIterator[tuple[Client, Bench]]:
     """Serve the toy with a rogue as the only draft worker."""
     rogue, server = Rogue(says, faults), RpcServer()
@@ -238,7 +241,7 @@ async def rogue_cluster(
     rogue.address = await server.start("127.0.0.1:0", ["outrider.v1.DraftService"])
     try:
         async with Bench(store_url) as bench:
-            verifier, _ = await bench.verifier()
+            verifier, _ = await bench.verifier(toy_delay_s=toy_delay_s)
             known: dict[str, Any] = {
                 "model": "toy",
                 "store_url": store_url,
@@ -332,6 +335,17 @@ async def test_case_25_a_drafter_that_raises_hangs_or_dies_in_any_call_degrades_
     assert TokenKind.PLAIN in [kind for chunk in heard.chunks for kind in chunk.kinds]
     told = [event.reason for event in heard.events if isinstance(event, Notice)]
     assert told or figures.speculation_off, "the degraded state is visible"
+
+
+async def test_case_25_a_draft_worker_that_dies_with_proposals_under_way_is_lost_once(valkey_url: str) -> None:
+    """The verdict on what it has sent comes after its end, and must not be taken for life."""
+    faults = frozenset({"draft ends with proposals under way", "describe hangs"})
+    settings = {"drafter_retry_s": 0.05, "max_patience_s": 2.0}
+    async with rogue_cluster(valkey_url, lambda s: [s.honest()], faults, toy_delay_s=0.1, **settings) as (client, _):
+        heard = await hear(client, ask(max_tokens=20))
+    assert heard.token_ids == SAID[:20]
+    assert heard.finished.figures.num_tested >= 4
+    assert [event.reason for event in heard.events if isinstance(event, Notice)] == ["drafter_lost"]
 
 
 # --- counters -----------------------------------------------------------------------------------------------------

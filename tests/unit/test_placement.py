@@ -103,10 +103,25 @@ async def test_a_failed_worker_is_left_out_for_a_while_and_longer_after_each_fai
         assert await placed.verifiers("m") == []
         clock.now_s += 0.02
         assert len(await placed.verifiers("m")) == 1
-    placed.succeeded(WorkerId("a"))
+    placed.succeeded(WorkerId("a"), placed.now_s())
     placed.failed(WorkerId("a"))
     clock.now_s += FIRST_BREAK_S + 0.01
     assert len(await placed.verifiers("m")) == 1
+
+
+async def test_what_comes_late_on_a_stream_that_was_open_before_a_failure_does_not_undo_it() -> None:
+    clock = Clock()
+    placed = placement(worker("a", "draft"), clock=clock)
+    opened_s = placed.now_s()
+    clock.now_s += 1
+    placed.failed(WorkerId("a"))
+    placed.succeeded(WorkerId("a"), opened_s)
+    assert await drafter(placed) == (None, "no_drafter")
+    clock.now_s += FIRST_BREAK_S + 0.01
+    assert await drafter(placed) == (None, "no_drafter"), "nothing answers at its address"
+    clock.now_s += 2 * FIRST_BREAK_S + 0.01
+    placed.succeeded(WorkerId("a"), clock.now_s)
+    assert await drafter(placed) == ("a", "")
 
 
 async def test_the_least_loaded_draft_worker_of_the_wanted_kind_is_chosen() -> None:
