@@ -154,7 +154,7 @@ class Driver:
     async def _step(self, event: Event) -> None:
         """Give the machine one event and do what it answers; only the last command of all takes time."""
         if isinstance(event, DrafterChosen | VerifierChosen):
-            await self._step(self._tuning.attached())
+            await self._step(self._tuning.attached(len(self._rounds.tokens)))
         length = len(self._rounds.tokens)
         commands = self._rounds.step(event)
         if isinstance(event, VerdictArrived) and Count("late_verdict") not in commands:

@@ -9,7 +9,8 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
   `STRIDE` rounds;
 * patience is a multiple of the slowest restarts seen lately (p99 of a window). It is generous until there are some:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
-  patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time;
+  patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time, once
+  it has had the time that reading the session takes on a slow machine;
 * where the policy says not to draft at all, a short probe every `PROBE_EVERY` tokens keeps its inputs alive.
 
 It sees rates and times only, never tokens.
@@ -42,6 +43,8 @@ MIN_RESTARTS = 4
 """Restarts measured before patience follows them."""
 UNPROVEN_CUT = 4.0
 """A drafter of which nothing has come yet is given so many times less after each expiry."""
+SLOW_READING = 200.0
+"""Tokens a second that a drafter attached in mid-generation may take to read the session, and still be worth having."""
 PATIENCE_FACTOR = 3.0
 """Patience, in slowest restarts."""
 
@@ -84,6 +87,8 @@ class Tuning:
     _probing: int = field(init=False, default=0)
     _proven: bool = field(init=False, default=False)
     """Whether something was tested since a worker was opened."""
+    _reading_s: float = field(init=False, default=0.0)
+    """What is left of the time that an attached drafter may read without being given less."""
     _num_tests: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -107,10 +112,14 @@ class Tuning:
         """The drafter is told now to start in this epoch."""
         self._restarting = (epoch, now_s)
 
-    def attached(self) -> Tuned:
-        """A worker is opened anew and has to read the whole session: be patient as at the start."""
+    def attached(self, length: int) -> Tuned:
+        """A worker is opened anew and has to read the whole session, of `length` tokens: be patient as at the start.
+
+        At the start drafter and verifier read at the same time; here the verifier waits from the first token on.
+        """
         self._restarts_s.clear()
         self._restarting, self._proven = None, False
+        self._reading_s = length / SLOW_READING
         self.patience_s = self.limits.max_patience_s
         return Tuned(self.speculation, self.patience_s)
 
@@ -141,7 +150,9 @@ class Tuning:
         """Wait longer for a drafter that has shown it can deliver, and less and less for one that has not."""
         if self._proven:
             self._restarts_s.append(min(2.0 * self.patience_s, self.limits.max_patience_s))
-        else:
+            return
+        self._reading_s -= self.patience_s
+        if self._reading_s <= 0.0:
             self.patience_s = max(self.limits.min_patience_s, self.patience_s / UNPROVEN_CUT)
 
     def _measure_restart(self, committed: Round, now_s: float) -> None:

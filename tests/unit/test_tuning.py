@@ -174,6 +174,18 @@ def test_a_worker_opened_anew_is_given_the_time_of_a_start() -> None:
     session = Session(SpeculationChoice(gamma=4))
     for _ in range(64):
         session.round(1, 2, restart_s=0.05)
-    tuned = session.tuning.attached()
+    tuned = session.tuning.attached(100)
     assert (tuned.speculation, tuned.patience_s) == (session.tuning.speculation, LIMITS.max_patience_s)
     assert not session.round(1, 2)
+
+
+def test_a_drafter_attached_to_a_long_session_is_given_time_to_read_it() -> None:
+    """Three expiries replace it: 1,000 tokens may take 6 s and not 2.6; a short session waits no longer than before."""
+    for length, expected in ((1000, [2.0, 2.0, 0.5]), (400, [0.5, 0.125, 0.1]), (10, [0.5, 0.125, 0.1])):
+        tuning = Tuning(SpeculationChoice(gamma=4), LIMITS)
+        tuning.attached(length)
+        given = []
+        for _ in range(3):
+            tuning.observe(committed(0, 0, cause=VerdictCause.PATIENCE), 0.0)
+            given.append(tuning.patience_s)
+        assert given == expected
