@@ -6,6 +6,10 @@ the text goes on in what it has copied, so a cycle continues for ever.
 
 The index maps every n-gram to the positions that followed it, rising. One more token adds one position per n; one less
 takes them away again, so the cost of a token is O(max_ngram) however the text is rewound.
+
+Where nothing is found, the verifier is let go for a while: every pass costs it a round trip, which text that repeats
+nothing would pay for each token. It goes for as many tokens as have been without a match in a row, at most `MAX_SKIP`.
+That number follows from the ids alone, like everything that is offered.
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,9 @@ from draft_service.drafters.protocol import DrafterInfo, DraftSession, Guessed, 
 from outrider.ids import SessionId
 from outrider.sampling import one_hot_row
 
+MAX_SKIP = 8
+"""Most tokens decoded without asking again: the round trip costs each an eighth, a match is found 8 tokens late."""
+
 
 @dataclass(slots=True)
 class NgramIndex:
@@ -22,8 +29,17 @@ class NgramIndex:
 
     min_ngram: int
     max_ngram: int
+    prompt_len: int = 0
+    """Shorter texts count as found: what a prompt repeats says little of its answer."""
     ids: list[int] = field(default_factory=list)
     _followers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _misses: list[int] = field(default_factory=list)
+    """Per token: of how many texts in a row, the last one ending with it, the end was not found."""
+
+    @property
+    def num_misses(self) -> int:
+        """Of how many texts in a row, this one and those before it, the end was not found."""
+        return self._misses[-1] if self._misses else 0
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Add tokens at the end of the text."""
@@ -32,11 +48,14 @@ class NgramIndex:
             for gram in self._grams():
                 self._followers.setdefault(gram, []).append(position)
             self.ids.append(token)
+            missed = len(self.ids) >= self.prompt_len and self.find() is None
+            self._misses.append(self.num_misses + 1 if missed else 0)
 
     def truncate(self, length: int) -> None:
         """Forget the text at and past `length`."""
         while len(self.ids) > length:
             self.ids.pop()
+            self._misses.pop()
             for gram in self._grams():
                 places = self._followers[gram]
                 places.pop()
@@ -91,16 +110,18 @@ class PromptLookup:
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
         """Index the session's text; a closed session leaves nothing behind, indexing is fast enough."""
-        state = _State(session, NgramIndex(*self._sizes))
+        state = _State(session, NgramIndex(*self._sizes, session.prompt_len))
         state.index.extend(ids)
         self._states[session.session_id] = state
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan:
-        """Offer all tokens asked for if the text's end occurred before, else nothing at this place."""
+        """Offer all tokens asked for if the text's end occurred before, else nothing for a while."""
         state = self._states[session_id]
         state.index.extend(ids[len(state.index.ids) :])
         state.source = state.index.find()
-        return Plan(0, len(ids) + 1, "no_match") if state.source is None else Plan(count)
+        if state.source is not None:
+            return Plan(count)
+        return Plan(0, len(ids) + min(MAX_SKIP, max(1, state.index.num_misses)), "no_match")
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Copy whole proposals at once."""

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from draft_service.drafters.prompt_lookup import NgramIndex, PromptLookup
-from draft_service.drafters.protocol import Plan
+from draft_service.drafters.protocol import DraftSession, Plan
 from outrider.ids import Mode, SessionId
-from outrider.messages import COUNT_TOTAL, SparseRow
+from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
 from tests.unit.drafter_bench import draw, session
 
 S = SessionId("s")
@@ -46,9 +46,42 @@ def test_without_a_match_the_turn_is_passed_up_to_the_next_position() -> None:
     assert drafter.plan(S, [1, 2, 3, 4, 2, 3], 5) == Plan(5)
 
 
+def test_the_verifier_is_let_go_for_as_long_as_nothing_was_found() -> None:
+    ids = [1, 2, 3, 4]
+    drafter, asked, told = opened(ids), [], []
+    while len(ids) < 40:
+        plan = drafter.plan(S, ids, 5)
+        asked.append(len(ids))
+        told.append(plan.until_len - len(ids))
+        ids += range(50 + len(ids), 50 + plan.until_len)
+    assert told[:6] == [1, 2, 4, 8, 8, 8]
+    assert asked[:5] == [4, 5, 7, 11, 19]
+
+
+def test_a_match_ends_the_row_of_misses_and_a_prompt_is_no_part_of_it() -> None:
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    drafter = PromptLookup(100, context_len=1000)
+    drafter.open(DraftSession(S, Mode.GREEDY, SamplingParams(temperature=0.0), b"", len(ids)), ids)
+    assert drafter.plan(S, ids, 5) == Plan(0, 10, "no_match")
+    assert drafter.plan(S, [*ids, 20, 21], 5) == Plan(0, 14, "no_match")
+    assert drafter.plan(S, [*ids, 20, 21, 2, 3], 5) == Plan(5)
+    assert drafter.plan(S, [*ids, 20, 21, 2, 3, 30], 5) == Plan(0, 15, "no_match")
+
+
+def test_a_plan_depends_on_the_ids_alone_however_they_came_about() -> None:
+    rng = random.Random(23)
+    drafter = opened([1, 2, 3, 4])
+    ids = [1, 2, 3, 4]
+    for _ in range(300):
+        length = rng.randint(4, len(ids))
+        drafter.rewind(S, length)
+        ids = ids[:length] + [rng.randrange(12) for _ in range(rng.randint(0, 4))]
+        assert drafter.plan(S, ids, 5) == opened(ids).plan(S, ids, 5)
+
+
 def test_fewer_agreeing_tokens_than_the_minimum_are_no_match() -> None:
     ids = [1, 2, 3, 4, 2]
-    assert opened(ids).plan(S, ids, 5) == Plan(0, 6, "no_match")
+    assert opened(ids).plan(S, ids, 5) == Plan(0, 7, "no_match")
     assert opened(ids, min_ngram=1).plan(S, ids, 5) == Plan(5)
 
 
