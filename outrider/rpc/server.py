@@ -14,12 +14,13 @@ from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from outrider.errors import Code, Internal, OutriderError, code_of
+from outrider.errors import Code, Internal, InvalidRequest, OutriderError, code_of
 from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
 from outrider.status import status_of
 
@@ -142,9 +143,33 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behaviour = getattr(handler, kind)
-            if behaviour is not None:
-                return handler._replace(**{kind: _guarded(method, behaviour)})  # type: ignore[no-any-return]
+            guarded = behaviour and _guarded(method, behaviour)
+            if guarded is behaviour:
+                continue
+            changes = {kind: guarded}
+            if kind.startswith("unary") and handler.request_deserializer is not None:
+                changes["request_deserializer"] = _reading(handler.request_deserializer)
+            return handler._replace(**changes)  # type: ignore[no-any-return]
         return handler  # type: ignore[no-any-return]
+
+
+class _Unreadable:
+    """Stands for a request whose bytes are no message."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.error = InvalidRequest("request", f"{num_bytes} bytes", "a message of the method's type")
+
+
+def _reading(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Wrap a deserializer so that its failure reaches the handler; gRPC would log a traceback and answer UNKNOWN."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            return _Unreadable(len(data))
+
+    return read
 
 
 def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -152,6 +177,7 @@ def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any
 
     async def generating(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            _require_readable(request)
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -160,6 +186,7 @@ def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any
 
     async def returning(request: Any, context: Any) -> Any:
         try:
+            _require_readable(request)
             return await behaviour(request, context)
         except Exception as error:
             await _abort(method, context, error)
@@ -168,6 +195,11 @@ def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any
         return generating
     # Health and reflection bring plain generator-like callables of their own; they are left alone.
     return returning if inspect.iscoroutinefunction(behaviour) else behaviour
+
+
+def _require_readable(request: Any) -> None:
+    if isinstance(request, _Unreadable):
+        raise request.error
 
 
 async def _abort(method: str, context: Any, error: Exception) -> NoReturn:

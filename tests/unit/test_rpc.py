@@ -48,6 +48,19 @@ def servicer() -> Servicer:
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
+async def test_bytes_that_are_no_request_are_refused_without_a_traceback(
+    servicer: Servicer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(servicer, tmp_path) as connection:
+        call: Any = connection.unary_unary(f"/{SERVICE}/Describe")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"\xff\xff\xff\xff", timeout=10)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert isinstance(error_of_call(refused.value), InvalidRequest)
+        await describe(connection)
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize(
     "error", [InvalidRequest("field", -1, "0 .. 1"), NotFound("session s"), ResourceExhausted("full", 0.5)]
 )
