@@ -30,8 +30,8 @@ def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
     """Check a request against a vocabulary.
 
     Raises:
-        InvalidRequest: an id is past the vocabulary, a sampling parameter has no distribution, or a seed contradicts the
-            mode.
+        InvalidRequest: an id is past the vocabulary, a sampling parameter has no distribution, or a seed contradicts
+            the mode.
     """
     size = vocabulary.size
     prompt_ids = getattr(request.prompt, "token_ids", ())

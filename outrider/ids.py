@@ -1,7 +1,7 @@
 """Identifiers and positions, as distinct types.
 
-Positions are absolute and count tokens from the start of the session: the first token of the prompt is at position 0, and
-a *length* is the position of the token that comes next.
+Positions are absolute and count tokens from the start of the session: the first token of the prompt is at position 0,
+and a *length* is the position of the token that comes next.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Epoch:
 
 
 class TokenClass(IntEnum):
-    """The kind of pass that first computed a token's KV; a rebuild uses the same kind, so that the bits are the same."""
+    """The kind of pass that first computed a token's KV; a rebuild uses the same kind, so that bits are the same."""
 
     PROMPT = 1
     DECODE = 2
