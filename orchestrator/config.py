@@ -39,7 +39,7 @@ class OrchestratorSettings(ServiceSettings):
     """Tokens per proposal before anything is measured."""
     window: int = Field(default=8, ge=1, le=1024)
     """Tokens a drafter may be ahead before anything is measured; at least gamma."""
-    restart_gamma: int = Field(default=4, ge=1, le=256)
+    restart_gamma: int = Field(default=3, ge=1, le=256)
     """Tokens of the first proposal of a chain before anything is measured; at most gamma."""
     max_gamma: int = Field(default=16, ge=1, le=256)
     """Most tokens per proposal that the policy may choose."""

@@ -43,6 +43,7 @@ from orchestrator.events import (
 from orchestrator.figures import Meter, round_of
 from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
+from orchestrator.pace import Pace
 from orchestrator.peers import Peers
 from orchestrator.rounds import Plan, Rounds
 from orchestrator.search import Search
@@ -77,7 +78,8 @@ class Driver:
         for event in job.greeting:
             self._client.put_nowait(event)
         self._journal = Journal(tools.store, job, tools.settings)
-        self._tuning = Tuning(job.choice, tools.settings.limits)
+        self._pass_costs = tools.pass_costs
+        self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
         self._meter = Meter(job.started_s)
         self._peers = Peers(job, tools, self.feed)
         self._search = Search(job, tools, self._peers, self.feed)
@@ -169,6 +171,7 @@ class Driver:
         """Do what the machine asks; never waits."""
         match command:
             case OpenVerifier():
+                self._tuning.pace.passes = self._pass_costs.of(command.worker_id)
                 self._peers.open_verifier(command, self._tasks)
                 self._meter.add_engine(self._peers.verifier.fingerprint)
             case TellVerifier():

@@ -28,6 +28,8 @@ class Round:
     num_accepted: int
     verify_s: float
     queue_s: float
+    num_rows: int = 0
+    """Rows of its passes, those of other sessions included."""
 
     @property
     def rolled_back(self) -> bool:
@@ -51,8 +53,9 @@ def round_of(verdict: Verdict, skipped: int, committed: int) -> Round:
     if skipped or end < len(verdict.token_ids):
         tested = accepted + kinds.count(TokenKind.RECOVERED)
     return Round(
-        verdict.epoch, verdict.next_epoch, verdict.cause, kinds, tested, accepted, verdict.verify_s, verdict.queue_s
-    )
+        verdict.epoch, verdict.next_epoch, verdict.cause, kinds, tested, accepted, verdict.verify_s, verdict.queue_s,
+        verdict.num_rows,
+    )  # fmt: skip
 
 
 class Meter:

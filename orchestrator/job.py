@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from orchestrator.metrics import Metrics
+from orchestrator.pass_costs import CostsByVerifier
 from orchestrator.placement import Placement
 from orchestrator.tuning import Limits
 from outrider.generation import GenerationEvent, SpeculationChoice
@@ -42,6 +43,7 @@ class Tools:
     placement: Placement
     metrics: Metrics
     settings: Settings
+    pass_costs: CostsByVerifier = field(default_factory=CostsByVerifier)
 
 
 @dataclass(frozen=True, slots=True)

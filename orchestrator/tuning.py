@@ -2,11 +2,11 @@
 
 The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
 
-* alpha from the verdicts' tests; draft seconds per token from the drafter's reports; pass time from the verdicts; the
-  round trip from restarts: the time from a commit that starts a new epoch until the first verdict that tested in it,
-  less drafting, queueing and the pass;
+* alpha from the verdicts' tests; draft seconds per token from the drafter's reports; pass times by rows from the
+  verdicts of all sessions; the round trip from restarts: the time from a commit that starts a new epoch until the first
+  verdict that tested in it, less drafting and the pass (`orchestrator.pace`);
 * a plan changes only where the model promises `GAIN` more tokens a second than the present one, and at most every
-  `STRIDE` rounds;
+  `STRIDE` rounds; to go without drafts, `OFF_GAIN` is enough;
 * patience is a multiple of the slowest restarts seen lately (p99 of a window). It is generous until there are some:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
   patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time, once
@@ -22,23 +22,27 @@ from dataclasses import dataclass, field
 
 from orchestrator.events import Tuned
 from orchestrator.figures import Round
-from outrider.gamma import PLAIN, AlphaEstimator, Costs, choose, pipelined_rate, plain_rate, sequential_rate
+from orchestrator.pace import WINDOW, Pace
+from orchestrator.pass_costs import PassCosts
+from outrider.gamma import PLAIN, best_plan
 from outrider.generation import SpeculationChoice
-from outrider.ids import Epoch
+from outrider.ids import Epoch, TokenKind
 from outrider.messages import DraftStatus, Speculation, VerdictCause
 
-WINDOW = 64
-"""Measurements that count."""
 STRIDE = 8
 """Rounds between two looks at the plan."""
 GAIN = 1.05
 """A new plan must promise so many times the present one's tokens per second."""
+OFF_GAIN = 1.02
+"""The same of decoding without drafts: it is what a session is never to be slower than."""
 MIN_TESTS = 16
-"""Tests before the first default is given up."""
+"""Tests, or tokens that nobody drafted, before the first default is given up."""
 PROBE_EVERY = 128
 """Tokens decoded plain between two probes."""
 PROBE_ROUNDS = 4
 """Rounds with tests that a probe lasts."""
+PROBE_LIMIT = 32
+"""Rounds that a probe lasts at most."""
 MIN_RESTARTS = 4
 """Restarts measured before patience follows them."""
 UNPROVEN_CUT = 4.0
@@ -53,8 +57,8 @@ PATIENCE_FACTOR = 3.0
 class Limits:
     """What an operator sets."""
 
-    default: Speculation = Speculation(4, 4, 8)
-    """Before anything is measured."""
+    default: Speculation = Speculation(4, 3, 8)
+    """Before anything is measured; the rows of its passes are powers of two, to which engines pad."""
     max_gamma: int = 16
     pipelined: bool = True
     """Whether a drafter may run ahead of the verdicts."""
@@ -72,11 +76,10 @@ class Tuning:
     choice: SpeculationChoice
     """The request's own figures, which stay as they are."""
     limits: Limits
+    pace: Pace = field(default_factory=lambda: Pace(PassCosts()))
+    """With the pass costs that sessions of the verifier share."""
     speculation: Speculation = field(init=False)
     patience_s: float = field(init=False)
-    alpha: AlphaEstimator = field(init=False, default_factory=AlphaEstimator)
-    draft_s: float = field(init=False, default=0.0)
-    _verify_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
     _restarts_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
     _trips_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
     network_s: float = field(init=False, default=0.0)
@@ -85,6 +88,7 @@ class Tuning:
     _rounds: int = field(init=False, default=0)
     _plain_tokens: int = field(init=False, default=0)
     _probing: int = field(init=False, default=0)
+    _probed_rounds: int = field(init=False, default=0)
     _proven: bool = field(init=False, default=False)
     """Whether something was tested since a worker was opened."""
     _reading_s: float = field(init=False, default=0.0)
@@ -100,11 +104,6 @@ class Tuning:
     def round_trip_s(self) -> float | None:
         """Median of the measured round trips; None before the first."""
         return _quantile(self._trips_s, 0.5) if self._trips_s else None
-
-    @property
-    def verify_s(self) -> float | None:
-        """Median of the pass times; None before the first."""
-        return _quantile(self._verify_s, 0.5) if self._verify_s else None
 
     # -- measurements ----------------------------------------------------------------------------------------------
 
@@ -126,18 +125,14 @@ class Tuning:
     def observe_status(self, status: DraftStatus) -> None:
         """Take a drafter's report."""
         if status.draft_s_per_token > 0.0:
-            self.draft_s = status.draft_s_per_token
+            self.pace.draft_s = status.draft_s_per_token
 
     def observe(self, committed: Round, now_s: float) -> Tuned | None:
         """Take a committed verdict; return the new choice if it changed."""
         self._rounds += 1
-        if committed.verify_s > 0.0:
-            self._verify_s.append(committed.verify_s)
-        if committed.num_tested:
-            self.alpha = self.alpha.observe(committed.num_accepted, committed.num_tested)
-            self._num_tests += committed.num_tested
-            self._measure_restart(committed, now_s)
-            self._proven = True
+        self.pace.observe(committed, self.speculation, self._measure_restart(committed, now_s))
+        self._num_tests += committed.num_tested or committed.kinds.count(TokenKind.PLAIN)
+        self._proven = self._proven or committed.num_tested > 0
         before = (self.speculation, self.patience_s)
         if committed.cause == VerdictCause.PATIENCE:
             self._ran_out()
@@ -155,17 +150,20 @@ class Tuning:
         if self._reading_s <= 0.0:
             self.patience_s = max(self.limits.min_patience_s, self.patience_s / UNPROVEN_CUT)
 
-    def _measure_restart(self, committed: Round, now_s: float) -> None:
-        """The first verdict that tested in an epoch ends the restart that began it."""
-        if self._restarting is None or self._restarting[0] != committed.epoch:
-            return
+    def _measure_restart(self, committed: Round, now_s: float) -> float | None:
+        """The first verdict of an epoch ends the restart that began it; return what of it was no work of a model."""
+        if self._restarting is None or self._restarting[0] != committed.epoch or not committed.kinds:
+            return None
         taken_s = now_s - self._restarting[1]
         self._restarting = None
+        if not committed.num_tested:
+            return None if committed.cause == VerdictCause.PATIENCE else max(0.0, taken_s - committed.verify_s)
         self._restarts_s.append(taken_s)
-        drafting_s = self.speculation.restart_gamma * self.draft_s
-        trip_s = max(0.0, taken_s - drafting_s - committed.verify_s - committed.queue_s)
+        waited_s = max(0.0, taken_s - self.speculation.restart_gamma * self.pace.draft_s - committed.verify_s)
+        trip_s = max(0.0, waited_s - committed.queue_s)
         self._trips_s.append(trip_s)
         self.network_s += trip_s
+        return waited_s
 
     # -- choices ---------------------------------------------------------------------------------------------------
 
@@ -195,35 +193,41 @@ class Tuning:
 
     def _choose(self) -> None:
         """Take the policy's plan where it is clearly better than the present one."""
-        verify_s, round_trip_s = self.verify_s, self.round_trip_s
-        if verify_s is None or round_trip_s is None:
+        limits, pace = self.limits, self.pace
+        costs = pace.costs(limits.max_gamma)
+        if costs is None:
             return
-        alpha, limits = self.alpha.alpha, self.limits
-        plan = self._pinned(choose(alpha, self.draft_s, verify_s, round_trip_s, limits.max_gamma, limits.pipelined))
-        costs = Costs(self.draft_s, verify_s, round_trip_s)
-        if _rate(plan, alpha, costs) > GAIN * _rate(self.speculation, alpha, costs):
-            self.speculation = plan
+        plan = self._pinned(best_plan(pace.alpha.alpha, costs, limits.max_gamma, limits.pipelined))
+        if pace.rate(plan, costs) < pace.rate(PLAIN, costs):
+            plan = PLAIN
+        gain = GAIN if plan.enabled else OFF_GAIN
+        if pace.rate(plan, costs) > gain * pace.rate(self.speculation, costs):
             self._plain_tokens = 0
+            self._set(plan)
+
+    def _set(self, plan: Speculation) -> None:
+        if plan.enabled != self.speculation.enabled:
+            self.pace.forget_drafting()
+        self.speculation = plan
 
     def _wait_for_probe(self, committed: Round) -> None:
         self._plain_tokens += len(committed.kinds)
         if self._plain_tokens >= PROBE_EVERY:
-            self._plain_tokens, self._probing = 0, PROBE_ROUNDS
-            self.speculation = self._pinned(Speculation(2, 2, 2))
+            self._plain_tokens, self._probing, self._probed_rounds = 0, PROBE_ROUNDS, 0
+            self._set(self._pinned(Speculation(2, 2, 2)))
 
     def _go_on_probing(self, committed: Round) -> None:
-        """Decide after some rounds with tests; patience that ran out ends a probe at once."""
+        """Decide after some rounds with tests; patience that ran out, or a drafter without guesses, ends a probe."""
         self._probing -= bool(committed.num_tested)
-        if committed.cause == VerdictCause.PATIENCE:
+        self._probed_rounds += 1
+        if committed.cause == VerdictCause.PATIENCE or self._probed_rounds > PROBE_LIMIT:
             self._probing = 0
-            self.speculation = PLAIN
+            self._set(PLAIN)
         elif not self._probing:
             self._choose()
-            verify_s, round_trip_s = self.verify_s, self.round_trip_s
-            if verify_s is not None and round_trip_s is not None:
-                costs = Costs(self.draft_s, verify_s, round_trip_s)
-                if _rate(self.speculation, self.alpha.alpha, costs) <= GAIN * plain_rate(costs):
-                    self.speculation = PLAIN
+            costs = self.pace.costs(self.limits.max_gamma)
+            if costs is not None and self.pace.rate(self.speculation, costs) <= GAIN * self.pace.rate(PLAIN, costs):
+                self._set(PLAIN)
 
     def _pinned(self, plan: Speculation) -> Speculation:
         """Put the request's own figures into a plan."""
@@ -236,15 +240,6 @@ class Tuning:
         if choice.restart_gamma is not None and plan.enabled:
             return Speculation(plan.gamma, min(plan.gamma, choice.restart_gamma), plan.window)
         return plan
-
-
-def _rate(plan: Speculation, alpha: float, costs: Costs) -> float:
-    """Return the latency model's tokens per second under a plan."""
-    if not plan.enabled:
-        return plain_rate(costs)
-    if plan.window > plan.gamma:
-        return pipelined_rate(alpha, plan.restart_gamma, plan.gamma, costs)
-    return sequential_rate(alpha, plan.gamma, costs)
 
 
 def _quantile(values: Iterable[float], share: float) -> float:

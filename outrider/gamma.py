@@ -2,7 +2,9 @@
 
 Symbols of the formulas: alpha, the probability that a tested token is accepted; g, tokens per proposal; g0, tokens
 of the first proposal after a restart; t_d, draft seconds per token; t_v, seconds of a verify pass; r, seconds of a
-round trip between draft worker and verifier, everything included.
+round trip between draft worker and verifier, everything included. Where a pass costs more the more rows it has, t_v is
+that of the rows in question: one for a plain token, g + 1 for a proposal behind a token that has yet to be fed, g for a
+proposal behind a held row.
 
 The policy sees rates and times only, never tokens: what decides whether a token is tested must not have looked at it.
 """
@@ -23,9 +25,11 @@ class Costs:
     draft_s: float
     """t_d: seconds per draft token, >= 0."""
     verify_s: float
-    """t_v: seconds per verify pass, > 0."""
+    """t_v: seconds per verify pass, > 0; of any number of rows unless `by_rows` says more."""
     round_trip_s: float = 0.0
     """r: seconds of a round trip between draft worker and verifier, >= 0."""
+    by_rows: tuple[float, ...] = ()
+    """t_v of passes with 1, 2, 3, ... of the session's rows, each > 0; the last holds for more."""
 
     def __post_init__(self) -> None:
         """Refuse what no clock measures.
@@ -36,13 +40,18 @@ class Costs:
         for name, value in (("draft_s", self.draft_s), ("round_trip_s", self.round_trip_s)):
             if not 0.0 <= value < math.inf:
                 raise ValueError(f"{name} = {value}: must be finite and >= 0")
-        if not 0.0 < self.verify_s < math.inf:
-            raise ValueError(f"verify_s = {self.verify_s}: must be finite and > 0")
+        for seconds in (self.verify_s, *self.by_rows):
+            if not 0.0 < seconds < math.inf:
+                raise ValueError(f"verify_s = {seconds}: must be finite and > 0")
+
+    def pass_s(self, rows: int) -> float:
+        """Return t_v of a pass with so many of the session's rows, >= 1."""
+        return self.by_rows[min(rows, len(self.by_rows)) - 1] if self.by_rows else self.verify_s
 
 
 def plain_rate(costs: Costs) -> float:
     """Return tokens per second without speculation: 1 / t_v."""
-    return 1.0 / costs.verify_s
+    return 1.0 / costs.pass_s(1)
 
 
 def words_per_pass(alpha: float, gamma: int) -> float:
@@ -60,7 +69,7 @@ def sequential_rate(alpha: float, gamma: int, costs: Costs) -> float:
 
     Source: Leviathan et al. 2023, section 3.3, with a round trip added.
     """
-    return words_per_pass(alpha, gamma) / (gamma * costs.draft_s + costs.round_trip_s + costs.verify_s)
+    return words_per_pass(alpha, gamma) / (gamma * costs.draft_s + costs.round_trip_s + costs.pass_s(gamma + 1))
 
 
 def pipelined_rate(alpha: float, restart_gamma: int, gamma: int, costs: Costs) -> float:
@@ -75,8 +84,8 @@ def pipelined_rate(alpha: float, restart_gamma: int, gamma: int, costs: Costs) -
         gamma: g, tokens of every later proposal.
         costs: the session's times.
     """
-    restart_s = restart_gamma * costs.draft_s + costs.round_trip_s + costs.verify_s
-    run_s = max(costs.verify_s, gamma * costs.draft_s)
+    restart_s = restart_gamma * costs.draft_s + costs.round_trip_s + costs.pass_s(restart_gamma + 1)
+    run_s = max(costs.pass_s(gamma), gamma * costs.draft_s)
     # (1 - alpha) / (1 - alpha**g) is written as one over a sum, which has no pole at alpha = 1.
     return 1.0 / ((1.0 - alpha) * restart_s + alpha ** (restart_gamma + 1) * run_s / words_per_pass(alpha, gamma - 1))
 
@@ -90,10 +99,7 @@ def upper_bound(alpha: float, costs: Costs) -> float:
 def choose(
     alpha: float, draft_s: float, verify_s: float, round_trip_s: float, max_gamma: int, pipelined: bool
 ) -> Speculation:
-    """Choose how far to draft.
-
-    Sequential rounds take the gamma of the highest rate. Pipelined rounds draft as many tokens as fit into a pass,
-    t_v / t_d, and take the best first proposal for that.
+    """Choose how far to draft where passes cost the same however many rows they have; see `best_plan`.
 
     Args:
         alpha: acceptance probability of a tested token, in [0, 1].
@@ -109,10 +115,31 @@ def choose(
     Raises:
         ValueError: an argument is out of range.
     """
+    return best_plan(alpha, Costs(draft_s, verify_s, round_trip_s), max_gamma, pipelined)
+
+
+def best_plan(alpha: float, costs: Costs, max_gamma: int, pipelined: bool) -> Speculation:
+    """Choose how far to draft.
+
+    Sequential rounds take the gamma of the highest rate. Pipelined rounds draft at most as many tokens as fit into a
+    pass, t_v / t_d: exactly so many where rows cost nothing, the best number of them otherwise; and take the best first
+    proposal for that.
+
+    Args:
+        alpha: acceptance probability of a tested token, in [0, 1].
+        costs: the session's times.
+        max_gamma: most tokens of a proposal, >= 0.
+        pipelined: whether the drafter may run ahead of the verdicts.
+
+    Returns:
+        `PLAIN` where nothing is faster than decoding plain; the smaller proposal where two are equally fast.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
     _check_alpha(alpha)
     if max_gamma < 0:
         raise ValueError(f"max_gamma = {max_gamma}: must be >= 0")
-    costs = Costs(draft_s, verify_s, round_trip_s)
     if max_gamma == 0:
         return PLAIN
     plan, rate = (_best_pipelined if pipelined else _best_sequential)(alpha, costs, max_gamma)
@@ -141,10 +168,11 @@ def _best_sequential(alpha: float, costs: Costs, max_gamma: int) -> tuple[Specul
 
 
 def _best_pipelined(alpha: float, costs: Costs, max_gamma: int) -> tuple[Speculation, float]:
-    fitting = costs.verify_s / costs.draft_s if costs.draft_s > 0.0 else math.inf
     # The hair keeps 30 ms / 6 ms from becoming 4 by rounding.
-    gamma = max(1, min(max_gamma, math.floor(min(fitting, max_gamma) + 1e-9)))
-    restart = max(range(1, gamma + 1), key=lambda g0: pipelined_rate(alpha, g0, gamma, costs))
+    fitting = [g for g in range(2, max_gamma + 1) if g * costs.draft_s <= costs.pass_s(g) * (1.0 + 1e-9)]
+    gammas = [1, *fitting] if costs.by_rows else [max([1, *fitting])]
+    pairs = [(restart, gamma) for gamma in gammas for restart in range(1, gamma + 1)]
+    restart, gamma = max(pairs, key=lambda pair: pipelined_rate(alpha, pair[0], pair[1], costs))
     plan = Speculation(gamma, restart, gamma * _runs_in_flight(gamma, costs))
     return plan, pipelined_rate(alpha, restart, gamma, costs)
 
@@ -154,7 +182,7 @@ def _runs_in_flight(gamma: int, costs: Costs) -> int:
 
     One is in its pass; the next ones cover the time from a verdict to the arrival of a proposal that it permits.
     """
-    run_s = max(costs.verify_s, gamma * costs.draft_s)
+    run_s = max(costs.pass_s(gamma), gamma * costs.draft_s)
     return 1 + math.ceil((gamma * costs.draft_s + costs.round_trip_s) / run_s - 1e-9)
 
 

@@ -46,7 +46,7 @@ def test_before_measurements_the_default_holds_and_patience_is_generous() -> Non
     tuning = Tuning(FREE, LIMITS)
     assert (tuning.speculation, tuning.patience_s) == (Speculation(4, 4, 8), LIMITS.max_patience_s)
     assert tuning.round_trip_s is None
-    assert tuning.verify_s is None
+    assert tuning.pace.verify_s is None
 
 
 def test_a_good_drafter_is_allowed_longer_proposals() -> None:

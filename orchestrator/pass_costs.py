@@ -1,0 +1,78 @@
+"""What passes of a verifier cost by their rows, as all sessions of the process measure it. Pure.
+
+Engines pad passes up to classes of rows, mostly powers of two, so that is how costs are kept. A class that has not been
+seen is taken to cost what the next smaller one does: the policy tries it, and it is seen.
+"""
+
+from collections import deque
+from statistics import median
+
+from outrider.ids import WorkerId
+
+MEMORY = 32
+"""Passes of a class that count."""
+WIDEST = 32
+"""Rows of the widest pass; more rows are several passes."""
+MAX_VERIFIERS = 64
+"""Verifiers whose costs are kept."""
+
+
+class CostsByVerifier:
+    """The costs of every verifier that was used lately."""
+
+    def __init__(self) -> None:
+        self._costs: dict[WorkerId, PassCosts] = {}
+
+    def of(self, verifier_id: WorkerId) -> "PassCosts":
+        """Return a verifier's costs, which all its sessions add to."""
+        costs = self._costs.pop(verifier_id, None) or PassCosts()
+        self._costs[verifier_id] = costs
+        if len(self._costs) > MAX_VERIFIERS:
+            del self._costs[next(iter(self._costs))]
+        return costs
+
+
+class PassCosts:
+    """Costs of one verifier's passes."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Take the figures of a pass; those of no pass change nothing."""
+        if num_rows > 0 and seconds > 0.0:
+            self._seconds.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
+
+    def by_own_rows(self, load: float, max_rows: int) -> tuple[float, ...]:
+        """Return the seconds of passes with 1, 2, ... max_rows rows of a session; empty before anything was measured.
+
+        Args:
+            load: sessions that share a pass, >= 1; all of them are taken to do what the session does, for rows that
+                one session gains by are paid for by all.
+            max_rows: >= 1.
+        """
+        known = self._rising()
+        return tuple(_cost(known, round(load * rows)) for rows in range(1, max_rows + 1)) if known else ()
+
+    def _rising(self) -> list[tuple[int, float]]:
+        """Return the classes seen and their medians, none lower than a smaller class's."""
+        known: list[tuple[int, float]] = []
+        for size in sorted(self._seconds):
+            floor = known[-1][1] if known else 0.0
+            known.append((size, max(floor, median(self._seconds[size]))))
+        return known
+
+
+def _cost(known: list[tuple[int, float]], num_rows: int) -> float:
+    """Return the seconds of so many rows, in several passes if one is not enough."""
+    full, rest = divmod(num_rows, WIDEST)
+    return full * _of_class(known, WIDEST) + (_of_class(known, _class_of(rest)) if rest else 0.0)
+
+
+def _of_class(known: list[tuple[int, float]], size: int) -> float:
+    return next((seconds for seen, seconds in reversed(known) if seen <= size), known[0][1])
+
+
+def _class_of(num_rows: int) -> int:
+    """Return the power of two that a pass is padded to."""
+    return min(WIDEST, 1 << (num_rows - 1).bit_length())
