@@ -1,0 +1,98 @@
+"""What the three services' `__main__` share: settings in, one application run until SIGTERM, an exit status out.
+
+Exit status: 0 after an orderly stop, 1 when the service could not go on, 2 for a setting that is not allowed.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from outrider.config import ServiceSettings
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.rpc import RpcServer, serve_until_terminated
+from outrider.telemetry import configure_logging, metrics_endpoint
+
+LAST_WORDS_S = 0.5
+"""How long streams may take to tell their peers why the process ends."""
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+class Application(Protocol):
+    """A service."""
+
+    @property
+    def server(self) -> RpcServer:
+        """Its server; serving after `start`."""
+        ...
+
+    @property
+    def metrics(self) -> Any:
+        """Its metrics; `registry` is exposed."""
+        ...
+
+    async def start(self) -> None:
+        """Serve, at first perhaps health alone."""
+        ...
+
+    async def run(self) -> None:
+        """Work until it ends by itself or is cancelled."""
+        ...
+
+    async def drain(self) -> None:
+        """Take nothing new, and return when what runs is over."""
+        ...
+
+
+def run_service(name: str, settings_type: type[SettingsT], make: Callable[[SettingsT], Application]) -> int:
+    """Read the settings, run until told to stop, and return the exit status.
+
+    Args:
+        name: what the service calls itself in its log.
+        settings_type: which environment variables it knows.
+        make: makes the application from its settings.
+    """
+    try:
+        settings = settings_type.load()
+    except InvalidRequest as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logging(settings.log_level, settings.log_format)
+    log = logging.getLogger(name)
+    try:
+        uvloop.run(_serve(settings, make))
+    except OutriderError as error:
+        log.critical("%s ends: %s", name, error)
+        return 1
+    except ExceptionGroup as group:
+        log.critical("%s ends: %s", name, "; ".join(map(str, group.exceptions)))
+        return 1
+    return 0
+
+
+async def _serve(settings: SettingsT, make: Callable[[SettingsT], Application]) -> None:
+    app = make(settings)
+    with metrics_endpoint(app.metrics.registry, settings.metrics_port):
+        await app.start()
+        try:
+            await _until_terminated(app, settings.grace_s)
+        finally:
+            await app.server.stop(LAST_WORDS_S)
+
+
+async def _until_terminated(app: Application, grace_s: float) -> None:
+    running = asyncio.create_task(app.run())
+    serving = asyncio.create_task(serve_until_terminated(app.server, app.drain, grace_s))
+    try:
+        await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (running, serving):
+            task.cancel()
+        results = await asyncio.gather(running, serving, return_exceptions=True)
+    for error in results:
+        if isinstance(error, Exception):
+            raise error
