@@ -89,8 +89,13 @@ fmt: venv ## format code and protos
 	$(BIN)/ruff format $(PACKAGES)
 	$(BIN)/buf format --write
 
-bench: venv ## measure tokens per second beside the latency model
+# Half an hour on two idle cores; ARGS=--quick takes minutes, and only shows that everything runs.
+bench: venv ## all speed tables, one after the other: make bench ARGS=--quick
+	$(BIN)/python -m benchmarks.passes $(ARGS)
 	$(BIN)/python -m benchmarks.one_session $(ARGS)
+	$(BIN)/python -m benchmarks.load $(ARGS)
+	$(BIN)/python -m benchmarks.kinds $(ARGS)
+	$(BIN)/python -m benchmarks.network $(ARGS)
 
 exactness: venv ## all exactness checks on the real model, with their counts
 	$(BIN)/python -m benchmarks.exactness $(ARGS)

@@ -232,7 +232,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=24, help="tokens of a run of decoding")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--name", default="passes")
+    parser.add_argument("--quick", action="store_true", help="few repetitions; under another name")
     asked = parser.parse_args(argv)
+    if asked.quick:
+        asked.repetitions, asked.steps, asked.name = 2, 8, f"{asked.name}_quick"
     machine = facts()
     torch.set_num_threads(1)
     limits = machine_limits(getattr(torch, asked.dtype))

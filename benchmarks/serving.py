@@ -1,6 +1,7 @@
 """Clusters for measurements, and clients that ask many things of one."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,25 @@ class Cores:
     verify: str = ""
     draft: str = ""
     orchestrate: str = ""
+
+    @property
+    def both(self) -> str:
+        """All that an arm with a verifier and a draft worker uses."""
+        return f"{self.verify},{self.draft}"
+
+
+def pinned() -> Cores:
+    """Put this process, and with it the store, on the draft worker's core; return where the services go.
+
+    Raises:
+        SystemExit: there are fewer than two cores.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        raise SystemExit("needs two cores: one for the verifier, one for the draft worker")
+    verify, draft = available[:2]
+    os.sched_setaffinity(0, {draft})
+    return Cores(str(verify), str(draft), str(draft))
 
 
 def real_specs(

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
+from benchmarks.one_session.alone import AloneArm, alone_arms
 from benchmarks.one_session.arms import Arm, Measured, measure
 from benchmarks.one_session.report import RoundCost, Row, round_cost, row
 from benchmarks.prompt_set import demo_prompts
@@ -31,12 +32,14 @@ class RealResults:
 
     rows: list[Row]
     costs: list[RoundCost]
+    alone: list[AloneArm] = field(default_factory=list)
+    """In one process, without any protocol."""
 
 
 async def measure_real(
     repetitions: int, cores: Cores, trip_s: float, num_prompts: int, say: Callable[[str], None]
 ) -> RealResults:
-    """Measure plain on one core and on both, and each draft sequential and pipelined, all arms in turn.
+    """Measure plain on one core and on both, each draft sequential and pipelined, and one process; all arms in turn.
 
     Args:
         repetitions: of each arm.
@@ -45,18 +48,21 @@ async def measure_real(
         num_prompts: demo prompts per repetition.
         say: told what is being measured.
     """
-    both = f"{cores.verify},{cores.draft}"
     async with AsyncExitStack() as stack:
         say("starting the clusters")
         narrow = await _client(stack, real_specs(DTYPE, DRAFTERS, cores=cores))
-        wide = await _client(stack, real_specs(DTYPE, (), threads=2, cores=Cores(both, "", cores.orchestrate)))
+        wide = await _client(stack, real_specs(DTYPE, (), threads=2, cores=Cores(cores.both, "", cores.orchestrate)))
         plain, plain_wide = Arm("plain", PLAIN, narrow), Arm("plain, both cores", PLAIN, wide)
         drafted = {drafter: await _arms(narrow, drafter, trip_s, num_prompts, say) for drafter in DRAFTERS}
         arms = [plain, plain_wide, *(arm for pair in drafted.values() for arm in pair)]
+        gammas = {drafter: pair[0].plan.gamma for drafter, pair in drafted.items()}
+        alone = await alone_arms(stack, cores, gammas)
         for number in range(repetitions):
             say(f"repetition {number + 1} of {repetitions}")
             for arm in arms:
                 arm.repetitions.append(await measure(arm, _requests(arm.choice, arm.drafter, num_prompts)))
+            for other in alone:
+                await other.repeat([prompt.prompt for prompt in demo_prompts()[:num_prompts]], NUM_TOKENS)
     rows = [row("default target", arm, Costs(0.0, arm.pass_s)) for arm in (plain, plain_wide)]
     costs = [_outside("default target, plain", plain)]
     for drafter, (sequential, pipelined) in drafted.items():
@@ -64,7 +70,7 @@ async def measure_real(
             row(NAMES[drafter], arm, Costs(arm.draft_s, sequential.pass_s, trip_s)) for arm in (sequential, pipelined)
         ]
         costs.append(_outside(f"default target, {NAMES[drafter]}, sequential", sequential))
-    return RealResults(rows, costs)
+    return RealResults(rows, costs, alone)
 
 
 async def _client(stack: AsyncExitStack, specs: Sequence[ServiceSpec]) -> Client:

@@ -1,6 +1,6 @@
 """Toy models whose passes sleep for a known time: what a round takes beyond that is the protocol's own cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.one_session.arms import Arm, measure
@@ -50,7 +50,7 @@ async def measure_toys(repetitions: int, cores: Cores, say: Callable[[str], None
         say(setting)
         arms = await _measure_case(agreement, draft_s, repetitions, cores)
         *plain, sequential, pipelined = arms
-        outside_s = _outside(sequential)
+        outside_s = outside(sequential)
         every_s += outside_s
         costs.append(round_cost(setting, outside_s))
         trip_s = costs[-1].p50_ms / 1000
@@ -71,12 +71,17 @@ async def _measure_case(agreement: float, draft_s: float, repetitions: int, core
         arms = [Arm("sequential", sequential, client), Arm("pipelined", pipelined, client)]
         if (agreement, draft_s) == CASES[0]:
             arms.insert(0, Arm("plain", PLAIN, client))
-        for number in range(repetitions + 1):
-            for arm in arms:
-                measured = await measure(arm, _requests(arm))
-                if number:  # the first round warms up
-                    arm.repetitions.append(measured)
+        await measure_arms(arms, repetitions)
         return arms
+
+
+async def measure_arms(arms: Sequence[Arm], repetitions: int) -> None:
+    """Run all arms in turn, so many times after a first round that warms up."""
+    for number in range(repetitions + 1):
+        for arm in arms:
+            measured = await measure(arm, _requests(arm))
+            if number:
+                arm.repetitions.append(measured)
 
 
 def _requests(arm: Arm) -> list[GenerationRequest]:
@@ -89,7 +94,7 @@ def _requests(arm: Arm) -> list[GenerationRequest]:
     ]
 
 
-def _outside(arm: Arm) -> list[float]:
+def outside(arm: Arm) -> list[float]:
     """Return what each sequential round took beyond its drafting and its pass, both as measured on average."""
     models_s = arm.plan.gamma * arm.draft_s + arm.pass_s
     return [gap - models_s for each in arm.repetitions for gap in each.gaps_s]
