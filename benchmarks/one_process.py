@@ -16,6 +16,7 @@ from typing import Any, Self, cast
 
 import torch
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging as transformers_logging
 
 from benchmarks.drafts import CAUSAL_LM, LAYER_SUBSET, PROMPT_LOOKUP
 from draft_service.drafters.causal_lm import CausalLm
@@ -102,6 +103,7 @@ class OneProcess:
 
 def _begin(cores: str, threads: int) -> None:
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    cast(Any, transformers_logging).set_verbosity_error()
     torch.set_num_threads(threads)
 
 
