@@ -177,9 +177,14 @@ def target_rows(
 
 
 def greedy_token(row: Tensor) -> int:
-    """Return the id of the largest value of a row [vocab]; the lowest id where several are equal."""
-    # NumPy promises the first of equal maxima, torch does not.
-    return int(_as_numpy(row).argmax())
+    """Return the id of the largest value of a row [vocab]; the lowest id where several are equal.
+
+    Raises:
+        ValueError: the largest value is not a finite number: the row is no output of a sound model.
+    """
+    values = _as_numpy(row)
+    # NumPy promises the first of equal maxima, torch does not; among NaNs it finds the first of them.
+    return _finite(values, int(values.argmax()))
 
 
 def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> int:
@@ -194,13 +199,18 @@ def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> 
     Returns:
         A token with probability > 0, distributed as `row` over random keys, and the same for equal arguments.
 
+    Raises:
+        ValueError: the row has no mass, or holds something that is not a finite number.
+
     Source: Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding".
     """
     probs = _as_numpy(row)
     support = np.flatnonzero(probs)
     scores = np.log(probs[support].astype(np.float64))
     scores += gumbel_field_at(key, sample_index, position, support)
-    return int(support[scores.argmax()])
+    if not support.size:
+        raise ValueError("a row without mass")
+    return int(support[_finite(scores, int(scores.argmax()))])
 
 
 def sparse_row(row: Tensor) -> SparseRow:
@@ -350,6 +360,13 @@ def _rounded_counts(probs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         # Raising tiny weights to 1 overdrew by less than 128; the first count is at least 2**16 / 128 = 512.
         counts[0] += missing
     return counts
+
+
+def _finite(values: npt.NDArray[np.floating[Any]], best: int) -> int:
+    """Return the index of the largest value if that is a finite number."""
+    if not np.isfinite(values[best]):
+        raise ValueError(f"the largest value of a row is {values[best]}")
+    return best
 
 
 def _as_numpy(row: Tensor) -> npt.NDArray[np.floating[Any]]:

@@ -390,3 +390,15 @@ def test_a_filtered_row_draws_as_the_same_row_of_a_shorter_vocabulary() -> None:
     long[:4] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     for i in range(200):
         assert coupled_token(long, FIELD_KEY, 1, i) == coupled_token(long[:4], FIELD_KEY, 1, i)
+
+
+@pytest.mark.parametrize("values", [[1.0, math.nan, 2.0], [-math.inf, -math.inf], [0.0, math.inf]])
+def test_a_row_that_no_sound_model_gives_is_refused_in_greedy_mode(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="largest value"):
+        greedy_token(torch.tensor(values))
+
+
+@pytest.mark.parametrize(("values", "words"), [([0.5, math.nan], "largest value"), ([0.0, 0.0], "without mass")])
+def test_a_row_that_no_sound_model_gives_is_refused_in_coupled_mode(values: list[float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        coupled_token(torch.tensor(values), bytes(16), 0, 0)
