@@ -38,7 +38,6 @@ from orchestrator.events import (
     TellVerifier,
     VerdictArrived,
     VerifierChosen,
-    VerifierLost,
 )
 from orchestrator.figures import Meter, round_of
 from orchestrator.job import Drained, Job, Reported, Tools
@@ -93,6 +92,11 @@ class Driver:
         self._round_s = job.started_s
         self.ended = asyncio.Event()
         """Set when nothing of the generation is left."""
+
+    @property
+    def fence(self) -> int:
+        """Fencing number of the generation's lease."""
+        return self._job.fence
 
     # -- for the servicer ------------------------------------------------------------------------------------------
 
@@ -289,8 +293,7 @@ class Driver:
             if length >= self._rounds.commit_limit:
                 self._peers.heard_s = time.monotonic()
             elif silent_s > self._settings.verdict_timeout_s:
-                self._peers.heard_s = time.monotonic()
-                self.feed(VerifierLost(self._peers.opened, "silent"))
+                self._peers.give_up_verifier()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from orchestrator.events import (
     CloseDrafter,
     DrafterLost,
     Event,
+    Failed,
     OpenDrafter,
     OpenVerifier,
     TellDrafter,
@@ -24,7 +25,17 @@ from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
-from outrider.errors import OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    OutriderError,
+    ProtocolError,
+    Unavailable,
+)
 from outrider.ids import Generation, WorkerId
 from outrider.messages import (
     DecodeClose,
@@ -41,6 +52,11 @@ from outrider.messages import (
 from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+WORKER_FAILURES = (Unavailable, DeadlineExceeded, Cancelled)
+"""Ends of a stream that say something about the worker; every other says something about this session only."""
+REFUSALS = (InvalidRequest, NotFound, ProtocolError)
+"""What every verifier would answer to this session."""
 
 DecodeWire = Wire[DecodeRequestMessage, DecodeResponseMessage]
 DraftWire = Wire[DraftRequestMessage, DraftResponseMessage]
@@ -80,6 +96,7 @@ class Peers:
         """Generation in which the open `Decode` stream was opened."""
         self.heard_s = time.monotonic()
         """When the verifier was last heard of, or opened."""
+        self._has_spoken = False
         self.last_error: OutriderError | None = None
         """Why a verifier was lost last."""
         self._decode: DecodeWire | None = None
@@ -91,7 +108,7 @@ class Peers:
         worker, opened = self.known[command.worker_id], command.generation
         wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
-        self._decode_opened_s = self._placement.now_s()
+        self._decode_opened_s, self._has_spoken = self._placement.now_s(), False
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address))
         run = wire.run(
             lambda: stub.Decode(timeout=self._timeout_s),
@@ -115,6 +132,13 @@ class Peers:
             self._decode.close(DecodeClose())
             self._dropped.labels("malformed").inc(self._decode.num_malformed)
             self._decode = None
+
+    def give_up_verifier(self) -> None:
+        """The verifier has been silent for too long; before its first word it may only have no room yet."""
+        self.heard_s = time.monotonic()
+        if self._decode is not None and self._has_spoken:
+            self._placement.failed(self.verifier.worker_id)
+        self._feed(VerifierLost(self.opened, "silent"))
 
     def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
         """Open `Draft`."""
@@ -160,7 +184,7 @@ class Peers:
 
     def _from_verifier(self, opened: Generation, heard: DecodeResponseMessage) -> None:
         if opened == self.opened:
-            self.heard_s = time.monotonic()
+            self.heard_s, self._has_spoken = time.monotonic(), True
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
         else:
@@ -179,14 +203,21 @@ class Peers:
     def _lose_verifier(self, opened: Generation, worker_id: WorkerId, error: OutriderError) -> None:
         log.info("verifier %s is lost: %s", worker_id, error)
         self.last_error = error
-        if not isinstance(error, ResourceExhausted):
+        if isinstance(error, WORKER_FAILURES):
             self._placement.failed(worker_id)
-        self._feed(VerifierLost(opened, error.reason.lower()))
+        if opened == self.opened and isinstance(error, FailedPrecondition):
+            # The one thing a verifier forbids: a stream that is older than another one of the same session.
+            self._feed(Failed(LeaseLost(f"session {self._job.session_id} was taken over: {error}")))
+        elif opened == self.opened and isinstance(error, REFUSALS):
+            self._feed(Failed(error))
+        else:
+            self._feed(VerifierLost(opened, error.reason.lower()))
 
     def _lose_drafter(self, generation: Generation, worker_id: WorkerId, error: OutriderError) -> None:
         log.info("draft worker %s is lost: %s", worker_id, error)
         self._drafts.pop(generation, None)
-        self._placement.failed(worker_id)
+        if isinstance(error, WORKER_FAILURES):
+            self._placement.failed(worker_id)
         self._feed(DrafterLost(generation, error.reason.lower()))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection
 
 from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
@@ -16,6 +17,11 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+MAX_REFUSALS = 3
+"""A draft worker that refuses a session, or fails at it, so often is left out for the rest of the generation."""
+
+TRANSIENT = ("drafter_unavailable", "drafter_deadline_exceeded", "drafter_cancelled", "drafter_resource_exhausted")
+"""Losses of a draft worker that pass by themselves."""
 
 
 class Search:
@@ -26,18 +32,23 @@ class Search:
         self._job, self._placement, self._settings = job, tools.placement, tools.settings
         self._peers, self._feed = peers, feed
         self._unwanted: set[WorkerId] = set()
+        self._refusals: Counter[WorkerId] = Counter()
         self._looked_s = time.monotonic()
         self._looking = False
 
     def lost(self, worker_id: WorkerId, off_reason: str) -> None:
         """Avoid a draft worker that was lost: for the generation if it sent garbage, else until it answers again.
 
-        A broken stream is a failure already when it is told here.
+        A broken stream is a failure already when it is told here. A refusal is none: others may get on with the worker.
         """
         if off_reason == "drafter_quarantined":
             self._unwanted.add(worker_id)
         elif off_reason in ("drafter_slow", "drafter_stuck", "drafter_draining"):
             self._placement.failed(worker_id)
+        elif off_reason not in TRANSIENT:
+            self._refusals[worker_id] += 1
+            if self._refusals[worker_id] >= MAX_REFUSALS:
+                self._unwanted.add(worker_id)
 
     def due(self, off_reason: str) -> bool:
         """Whether a draft worker should be looked for again now.

@@ -138,6 +138,7 @@ class Sessions:
             raise Unavailable("the orchestrator is stopping")
         driver = Driver(opened.job, opened.commit, self._tools)
         session_id = opened.job.session_id
+        self._take_over(session_id, opened.job.fence)
         self._running[session_id] = driver
 
         def forget(_: object) -> None:
@@ -147,6 +148,20 @@ class Sessions:
 
         self._tasks.create_task(driver.run(), name=f"generation {session_id}").add_done_callback(forget)
         return driver
+
+    def _take_over(self, session_id: SessionId, fence: int) -> None:
+        """End a generation of the session that began before the lease `fence`; calls may be opened in another order.
+
+        Raises:
+            LeaseLost: one under a newer lease runs already.
+        """
+        before = self._running.get(session_id)
+        if before is None:
+            return
+        taken = LeaseLost(f"session {session_id} is resumed by another call")
+        if before.fence > fence:
+            raise taken
+        before.feed(Failed(taken))
 
     def _note_idle(self) -> None:
         if not len(self):

@@ -15,7 +15,7 @@ from outrider.codec.decode import decode_request_from_proto, decode_response_to_
 from outrider.codec.propose import propose_request_from_proto, propose_response_to_proto
 from outrider.codec.tokens import token_map_to_proto
 from outrider.codec.types import description_to_proto
-from outrider.errors import Cancelled, FailedPrecondition, OutriderError, ProtocolError, Unavailable
+from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, ProtocolError, Unavailable
 from outrider.ids import SessionId
 from outrider.messages import (
     DecodeAttach,
@@ -170,7 +170,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         try:
             item = await stream.receive(FIRST_MESSAGE_S)
         except TimeoutError:
-            raise FailedPrecondition(f"no {kind.__name__} within {FIRST_MESSAGE_S:g} s") from None
+            raise DeadlineExceeded(f"no {kind.__name__} within {FIRST_MESSAGE_S:g} s") from None
         if isinstance(item, Malformed | Garbage | Broken):
             raise item.error
         if isinstance(item, Ended):

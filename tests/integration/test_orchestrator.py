@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.opening import Opened
 from outrider.client import Client
 from outrider.errors import (
     DataLoss,
@@ -22,6 +23,7 @@ from outrider.errors import (
     LeaseLost,
     NotFound,
     OutriderError,
+    ProtocolError,
     ResourceExhausted,
     StoreUnavailable,
     Unavailable,
@@ -32,6 +34,7 @@ from outrider.generation import (
     Chunk,
     GenerationRequest,
     Notice,
+    ResumeFrom,
     SpeculationChoice,
     Started,
     TextPrompt,
@@ -464,7 +467,7 @@ async def test_of_two_orchestrators_that_own_a_session_the_older_is_fenced(bench
     async def resume() -> Heard:
         return Heard([event async for event in newer.resume(events[0].session_id, events[0].prompt_len)])
 
-    with pytest.raises((LeaseLost, Unavailable)):
+    with pytest.raises(LeaseLost):
         async for event in older.generate(ask(max_tokens=200)):
             events.append(event)
             if len(events) == 4:
@@ -474,6 +477,76 @@ async def test_of_two_orchestrators_that_own_a_session_the_older_is_fenced(bench
     assert (await resumed).token_ids == twin.token_ids
     told = Heard([event for event in events if not isinstance(event, Notice)])
     assert told.token_ids == twin.token_ids[: len(told.token_ids)]
+
+
+def breaks(app: Any) -> dict[Any, Any]:
+    """Workers that the orchestrator leaves out, or has left out."""
+    found: dict[Any, Any] = app.sessions._tools.placement._breaks
+    return found
+
+
+async def test_of_calls_that_resume_a_session_at_once_one_goes_on_and_nobody_else_is_refused(
+    bench: Bench, shared: Client
+) -> None:
+    verifier, drafter, app, client = await slow_cluster(bench)
+    _, other_app, other = await bench.orchestrator([verifier], [drafter])
+    session_id, before = await left_after(client, ask(max_tokens=200), 5)
+    position = before.chunks[0].start + len(before.token_ids)
+
+    async def resume(by: Client) -> Heard | OutriderError:
+        try:
+            return Heard([event async for event in by.resume(session_id, position)])
+        except OutriderError as error:
+            return error
+
+    calls = [asyncio.create_task(resume(by)) for by in (client, client, other, client, other)]
+    for _ in range(10):
+        for by in (client, other):
+            assert len((await hear(by, ask(max_tokens=3))).token_ids) == 3
+    ended = await asyncio.gather(*calls)
+    assert not breaks(app)
+    assert not breaks(other_app)
+    errors = [each for each in ended if isinstance(each, OutriderError)]
+    (heard,) = [each for each in ended if isinstance(each, Heard)]
+    assert [type(each) for each in errors if not isinstance(each, LeaseLost)] == []
+    twin = await hear(shared, ask(max_tokens=200, speculation=OFF))
+    assert before.token_ids + heard.token_ids == twin.token_ids
+
+
+async def test_a_resuming_call_that_finds_a_newer_one_running_gives_way(bench: Bench) -> None:
+    """Two calls open at once, and the one with the older lease is launched last."""
+    _, _, app, client = await slow_cluster(bench)
+    session_id, before = await left_after(client, ask(max_tokens=400), 5)
+    position = before.chunks[0].start + len(before.token_ids)
+    assert app.sessions is not None
+    opening = app.sessions._opening
+    older = await opening.resume(ResumeFrom(session_id, position), 0.0)
+    assert isinstance(older, Opened)
+    async with aclosing(client.resume(session_id, position)) as newer:
+        await anext(newer)
+        running = app.sessions._running[session_id]
+        with pytest.raises(LeaseLost):
+            app.sessions._launch(older)
+        assert app.sessions._running[session_id] is running
+        assert isinstance(await anext(newer), Chunk)
+
+
+@pytest.mark.parametrize(("token_id", "refused"), [(2**31 - 1, InvalidRequest), (2**32 - 1, ProtocolError)])
+async def test_a_session_that_a_verifier_refuses_fails_at_once_and_alone(
+    bench: Bench, valkey_url: str, token_id: int, refused: type[OutriderError]
+) -> None:
+    _, _, app, client = await slow_cluster(bench)
+    session_id, before = await left_after(client, ask(TextPrompt("the cat sat on " * 20), max_tokens=60), 5)
+    client_of_store: Any = open_client(valkey_url)
+    _, log, *_ = SessionStore(client_of_store)._keys(session_id)
+    await client_of_store.setrange(log, 0, token_id.to_bytes(4, "little"))
+    await client_of_store.aclose()
+    started_s = time.monotonic()
+    with pytest.raises(refused, match="token_ids"):
+        _ = [event async for event in client.resume(session_id, before.chunks[0].start + len(before.token_ids))]
+    assert time.monotonic() - started_s < 1.0
+    assert not breaks(app)
+    assert len((await hear(client, ask(max_tokens=3))).token_ids) == 3
 
 
 async def test_a_session_with_a_generation_under_way_takes_no_second_one(bench: Bench) -> None:
