@@ -72,10 +72,7 @@ class DraftApp:
             Unavailable: the address is taken, or none of this machine's.
         """
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self.server.server)
-        try:
-            self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
-        except RuntimeError as error:
-            raise Unavailable(f"cannot listen on {self.settings.listen}: {error}") from error
+        self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
         log.info("draft worker %s listens on %s", self.worker_id, self.address)
 
     async def run(self) -> None:

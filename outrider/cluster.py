@@ -113,8 +113,8 @@ class Service:
             Unavailable: with the last lines of its log.
         """
         if self._process is not None and self._process.returncode is not None:
-            tail = "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL:])
-            raise Unavailable(f"{self.spec.name} ended with status {self._process.returncode}:\n{tail}")
+            words = _last_words(self.log_path.read_text(errors="replace").splitlines())
+            raise Unavailable(f"{self.spec.name} ended with status {self._process.returncode}: {words}")
 
 
 class LocalCluster:
@@ -239,3 +239,11 @@ class LocalCluster:
         if self._registry is None:
             raise Unavailable("the cluster has not been started")
         return await self._registry.workers(role)
+
+
+def _last_words(lines: list[str]) -> str:
+    """Return why a service ended: what it said last as CRITICAL or, when it said nothing such, the end of its log."""
+    for line in reversed(lines):
+        if "CRITICAL" in line:
+            return line.partition("CRITICAL")[2].strip()
+    return "\n".join(["", *lines[-LOG_TAIL:]])

@@ -1,11 +1,12 @@
 """The commands of `outrider`."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -27,6 +28,10 @@ WARM_UP_TOKENS = 8
 """Tokens generated and thrown away before a comparison, so that neither side pays for first use."""
 
 
+Prompt = Annotated[str, Parameter(allow_leading_hyphen=True)]
+"""May begin with a hyphen; options are still options."""
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Models:
@@ -36,8 +41,8 @@ class Models:
     """Target: the packaged model's name, a folder, a .gguf file, or a hub id."""
     draft: str = PROMPT_LOOKUP
     """prompt-lookup, off, layers:0,1,29 (layers of the target), or a model."""
-    dtype: str = "bfloat16"
-    """bfloat16 or float32."""
+    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
+    """Type of weights and KV."""
     threads: int = 0
     """Threads per model; 0: half of the cores each."""
 
@@ -91,6 +96,8 @@ class Ask:
         )
 
     def _prompt(self, text: str) -> TextPrompt | ChatPrompt:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InvalidRequest("prompt", ascii(text), "valid UTF-8")
         if self.raw:
             return TextPrompt(text)
         before = (ChatMessage("system", self.system),) if self.system else ()
@@ -120,7 +127,8 @@ def main() -> None:
 
 @app.command
 def run(
-    prompt: str,
+    prompt: Prompt,
+    /,
     *,
     models: Models = DEFAULT_MODELS,
     ask: Ask = DEFAULT_ASK,
@@ -139,7 +147,7 @@ def run(
 
 
 @app.command
-def generate(prompt: str, *, address: str = "127.0.0.1:7400", ask: Ask = DEFAULT_ASK) -> None:
+def generate(prompt: Prompt, /, *, address: str = "127.0.0.1:7400", ask: Ask = DEFAULT_ASK) -> None:
     """Stream the answer to PROMPT from a cluster that is running.
 
     Args:
@@ -171,16 +179,27 @@ def doctor(*, models: Models = DEFAULT_MODELS) -> None:
     """
     from outrider.cli.doctor import examine  # noqa: PLC0415 - loads torch models, which no other command needs
 
-    if not examine(console, models.target, models.draft, models.dtype):
+    settings = LocalSettings(models.target, models.draft, models.dtype, models.threads)
+    if not examine(console, settings):
         sys.exit(1)
 
 
 def _go(command: Coroutine[Any, Any, None]) -> None:
+    """Run a command; Ctrl-C and SIGTERM stop what it has started before it ends."""
     try:
-        asyncio.run(command)
+        asyncio.run(_until_terminated(command))
     except KeyboardInterrupt:
         console.print("\ninterrupted")
         sys.exit(130)
+    except asyncio.CancelledError:
+        console.print("\nterminated")
+        sys.exit(143)
+
+
+async def _until_terminated(command: Coroutine[Any, Any, None]) -> None:
+    running = asyncio.ensure_future(command)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    await running
 
 
 @asynccontextmanager
@@ -207,7 +226,8 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
         _show(answer, "with speculation" if compare else "", origins)
         if compare:
             twin = replace(request, speculation=SpeculationChoice(off=True))
-            _compare(answer, await _ask(client, twin, Answer(console, quiet=True)))
+            repeatable = request.seed is not None or request.sampling.temperature == 0.0
+            _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
 
 
 async def _generate(address: str, request: GenerationRequest, *, origins: bool) -> None:
@@ -239,15 +259,18 @@ def _show(answer: Answer, title: str, origins: bool) -> None:
         console.print(figures_table(answer.finished, title))
 
 
-def _compare(answer: Answer, twin: Answer) -> None:
+def _compare(answer: Answer, twin: Answer, *, repeatable: bool) -> None:
     """Show the twin's figures, the ratio of the two, and whether the texts are equal."""
     if answer.finished is None or twin.finished is None:
         return
     console.print()
     console.print(figures_table(twin.finished, "the twin, without speculation"))
-    ratio = answer.finished.figures.tokens_per_second / twin.finished.figures.tokens_per_second
-    same = answer.token_ids == twin.token_ids
-    console.print(f"\nspeed: {ratio:.2f} times the twin's")
-    console.print("the texts are equal" if same else "[red]the texts differ[/red]")
-    if not same:
+    ours, theirs = answer.finished.figures.tokens_per_second, twin.finished.figures.tokens_per_second
+    console.print(f"\nspeed: {ours / theirs:.2f} times the twin's" if ours and theirs else "\ntoo short to compare")
+    if not repeatable:
+        console.print("the texts need not be equal: without a seed only their distribution is the same")
+    elif answer.token_ids == twin.token_ids:
+        console.print("the texts are equal")
+    else:
+        console.print("[red]the texts differ[/red]")
         sys.exit(1)

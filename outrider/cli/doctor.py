@@ -8,7 +8,7 @@ from importlib.metadata import version
 import torch
 from rich.console import Console
 
-from outrider.cli.local import PROMPT_LOOKUP, stages
+from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.errors import OutriderError
 from outrider.model.loader import ModelSpec
 from outrider.model.opening import OpenedModel, open_model
@@ -29,8 +29,9 @@ class Finding:
     detail: str
 
 
-def examine(console: Console, target: str, draft: str, dtype: str) -> bool:
+def examine(console: Console, settings: LocalSettings) -> bool:
     """Print the report; return whether everything is as it should be."""
+    torch.set_num_threads(settings.threads_each)  # the bits of a row may depend on it
     good = True
     target_model: OpenedModel | None = None
 
@@ -47,7 +48,9 @@ def examine(console: Console, target: str, draft: str, dtype: str) -> bool:
     def look_at_target() -> Finding:
         nonlocal target_model
         with stages(console) as shown:
-            target_model = open_model(ModelSpec(target, dtype), num_blocks=NUM_BLOCKS, on_progress=shown.update)
+            target_model = open_model(
+                ModelSpec(settings.target, settings.dtype), num_blocks=NUM_BLOCKS, on_progress=shown.update
+            )
         info = target_model.runner.info
         size = f"context {info.context_len}, {info.kv_bytes_per_token} bytes of KV per token"
         return Finding("target", True, f"{info.name}, {info.dtype}, {size}")
@@ -55,7 +58,7 @@ def examine(console: Console, target: str, draft: str, dtype: str) -> bool:
     def look_at_pairing() -> Finding:
         if target_model is None:
             return Finding("pairing", False, "no target to pair with")
-        return _pairing(target_model, target, draft, dtype)
+        return _pairing(target_model, settings)
 
     report("environment", _environment)
     report("store", _store)
@@ -86,12 +89,12 @@ def _rows(model: OpenedModel | None) -> Finding:
     return Finding("rows", same, f"passes of {classes} rows give {outcome}; engine {info.fingerprint}")
 
 
-def _pairing(target_model: OpenedModel, target: str, draft: str, dtype: str) -> Finding:
+def _pairing(target_model: OpenedModel, settings: LocalSettings) -> Finding:
     """Load the draft as a worker would and compare vocabularies."""
+    target, draft = settings.target, settings.draft
     if draft in (PROMPT_LOOKUP, "off"):
         return Finding("pairing", True, f"{draft} needs no model")
-    layers = tuple(map(int, draft.removeprefix("layers:").split(","))) if draft.startswith("layers:") else None
-    spec = ModelSpec(target if layers else draft, dtype, layers)
+    spec = ModelSpec(target if settings.kept_layers else draft, settings.dtype, settings.kept_layers)
     drafter = open_model(spec, num_blocks=NUM_BLOCKS)
     difference = first_difference(target_model.tokenizer.get_vocab(), drafter.tokenizer.get_vocab())
     if difference is None:

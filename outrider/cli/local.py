@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from outrider.cluster import ServiceSpec
+from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
 """The drafter that needs no model."""
@@ -28,9 +29,37 @@ class LocalSettings:
     listen: str = ""
     """Address of the orchestrator; empty: a free port of the loopback interface."""
 
+    @property
+    def threads_each(self) -> int:
+        """Threads of each model."""
+        return self.threads or max(1, (os.cpu_count() or 1) // 2)
+
+    @property
+    def kept_layers(self) -> tuple[int, ...] | None:
+        """Layers of the target that draft; None if something else does.
+
+        Raises:
+            InvalidRequest: they are not rising numbers.
+        """
+        if not self.draft.startswith("layers:"):
+            return None
+        try:
+            kept = tuple(map(int, self.draft.removeprefix("layers:").split(",")))
+        except ValueError:
+            kept = ()
+        if not kept or kept[0] < 0 or list(kept) != sorted(set(kept)):
+            raise InvalidRequest(
+                "draft", self.draft, "layers: and rising numbers with commas between, as in layers:0,1,29"
+            )
+        return kept
+
     def specs(self) -> list[ServiceSpec]:
-        """Return the services to start."""
-        threads = str(self.threads or max(1, (os.cpu_count() or 1) // 2))
+        """Return the services to start.
+
+        Raises:
+            InvalidRequest: the draft is not understood.
+        """
+        threads = str(self.threads_each)
         verify = {
             "OUTRIDER_VERIFY_MODEL": self.target,
             "OUTRIDER_VERIFY_DTYPE": self.dtype,
@@ -45,11 +74,12 @@ class LocalSettings:
         return specs
 
     def _draft(self) -> dict[str, str]:
-        common = {"OUTRIDER_DRAFT_DTYPE": self.dtype}
+        # Nobody reads the health of a worker here: one that cannot load its model may end, and say why, at once.
+        common = {"OUTRIDER_DRAFT_DTYPE": self.dtype, "OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S": "0"}
         if self.draft == PROMPT_LOOKUP:
             return {"OUTRIDER_DRAFT_DRAFTER": "prompt_lookup", "OUTRIDER_DRAFT_MODEL": self.target, **common}
-        if self.draft.startswith("layers:"):
-            kept = self.draft.removeprefix("layers:")
+        if self.kept_layers is not None:
+            kept = ",".join(map(str, self.kept_layers))
             return {"OUTRIDER_DRAFT_MODEL": self.target, "OUTRIDER_DRAFT_LAYERS": kept, **common}
         return {"OUTRIDER_DRAFT_MODEL": self.draft, **common}
 

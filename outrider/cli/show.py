@@ -91,7 +91,7 @@ def _lines(reason: FinishReason, usage: Usage, figures: Figures) -> Iterable[tup
     if figures.speculation_off:
         yield "speculation off", figures.speculation_off
     if figures.guarantee_void:
-        yield "guarantee void", f"{figures.guarantee_void} times a proposal's body did not come in time"
+        yield "guarantee void", f"{figures.guarantee_void} times a drafter withheld tokens it had announced"
 
 
 def by_position(figures: Figures) -> str:

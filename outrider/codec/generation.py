@@ -27,6 +27,7 @@ from outrider.v1 import generation_pb2 as pb
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_CHAT_MESSAGES = 1 << 14
+MAX_SEED = 2**64 - 1
 MAX_POSITIONS = 4096
 """Most entries of a per-position count."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -36,7 +37,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
-    """Encode a request for a continuation."""
+    """Encode a request for a continuation.
+
+    Raises:
+        InvalidRequest: the seed does not fit the wire; everything else is the server's to check.
+    """
+    if request.seed is not None:
+        CLIENT.integer("seed", request.seed, 0, MAX_SEED)
     message = pb.GenerateRequest(
         model=request.model,
         session_id=request.session_id,

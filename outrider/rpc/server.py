@@ -20,7 +20,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from outrider.errors import Code, Internal, InvalidRequest, OutriderError, code_of
+from outrider.errors import Code, Internal, InvalidRequest, OutriderError, Unavailable, code_of
 from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
 from outrider.status import status_of
 
@@ -56,12 +56,17 @@ class RpcServer:
             The address it listens on, with the real port.
 
         Raises:
-            RuntimeError: the address is not free.
+            Unavailable: the address is not free, or not one that can be listened on.
         """
         self._services = tuple(services)
         names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
-        port = self.server.add_insecure_port(listen)
+        try:
+            port = self.server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise Unavailable(
+                f"cannot listen on {listen}: the address is in use, or is none of this machine's"
+            ) from error
         await self.set_serving(False)
         await self.server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -146,3 +146,38 @@ async def test_the_real_model_answers_sensibly_from_three_processes_and_equals_i
     assert "Paris" in output
     assert "the texts are equal" in output
     assert seen >= {"verify_service", "draft_service", "orchestrator"}
+
+
+async def test_a_prompt_may_begin_with_a_hyphen_and_come_from_standard_input(toys: Toys) -> None:
+    address = await toys.address(toys.running("orchestrate")[0])
+    status, output, errors = await outrider("generate", "- one", "--address", address, "--max-tokens", "3", "--raw")
+    assert (status, errors) == (0, "")
+    assert "3 (finished: length)" in output
+    status, _, errors = await outrider("generate", "-", "--address", address, "--max-tokens", "3", "--raw")
+    assert (status, errors.count("\n")) == (1, 1), "standard input is empty here, and an empty prompt is refused"
+    assert "text" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "hi", "--target", "toy", "--draft", "layers:5,3"), "draft"),
+        (("run", "hi", "--target", "toy", "--draft", "layers:a"), "draft"),
+        (("generate", "hi", "--seed", "-5", "--temperature", "1"), "seed"),
+        (("generate", "caf\udce9"), "prompt"),
+        (("up", "--target", "toy", "--listen", "256.1.1.1:1"), "cannot listen"),
+    ],
+)
+async def test_what_cannot_be_done_is_said_in_one_line(arguments: tuple[str, ...], words: str) -> None:
+    status, _, errors = await outrider(*arguments)
+    assert status == 1
+    assert words in errors
+    assert errors.count("\n") == 1, errors
+
+
+async def test_unseeded_texts_are_not_compared_and_one_token_has_no_speed() -> None:
+    arguments = "run", "the cat", "--target", "toy", "--compare", "--temperature", "1", "--max-tokens", "1"
+    status, output, errors = await outrider(*arguments)
+    assert (status, errors) == (0, "")
+    assert "too short to compare" in output
+    assert "need not be equal" in output

@@ -19,6 +19,7 @@ from outrider.errors import (
     NotFound,
     OutriderError,
     ResourceExhausted,
+    Unavailable,
 )
 from outrider.rpc import (
     Broken,
@@ -182,7 +183,7 @@ async def test_reflection_lists_the_services(servicer: Servicer, tmp_path: Path)
 async def test_a_port_in_use_is_an_error_and_not_shared(tmp_path: Path) -> None:
     first, second = RpcServer(), RpcServer()
     address = await first.start("127.0.0.1:0", [])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Unavailable, match="cannot listen"):
         await second.start(address, [])
     await second.stop(0)
     await first.stop(0)
