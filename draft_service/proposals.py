@@ -4,7 +4,9 @@ A stream is kept while a session needs it and a little longer. What is sent befo
 waits; what is sent while a broken stream is being opened again is dropped and counted: a reopened stream makes the
 verifier reset its chains, so anything of before is stale.
 
-A verifier that refuses this worker (its vocabulary is another one) is not tried again until another session needs it.
+A verifier that stops ends its streams once no session is left on it; an ended stream that no session needs is not
+opened again. A verifier that refuses this worker (its vocabulary is another one) is not tried again until another
+session needs it.
 """
 
 import asyncio
@@ -102,6 +104,10 @@ class ProposeStreams:
         if link is None or not link.send(message):
             self.metrics.dropped.inc()
 
+    def needs(self, address: str) -> bool:
+        """Whether a session needs the verifier at an address now."""
+        return address in self._users
+
     @property
     def addresses(self) -> list[str]:
         """Verifiers that a stream is kept to."""
@@ -155,14 +161,14 @@ class Link:
         return True
 
     async def run(self) -> None:
-        """Keep a stream open for ever.
+        """Keep a stream open; one that has ended is opened again only while a session needs it.
 
         Raises:
             FailedPrecondition: the verifier does not want this worker.
         """
         backoff_s = FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
-        while True:
+        while self._owner.needs(self.address):
             started_s = loop.time()
             try:
                 await self._connect_once()
@@ -173,6 +179,8 @@ class Link:
             except OutriderError as error:
                 log.info("no Propose stream to %s: %s", self.address, error)
                 self._owner.metrics.connects.labels("failed").inc()
+            if not self._owner.needs(self.address):
+                return
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 

@@ -97,7 +97,7 @@ class VerifyApp:
             await asyncio.to_thread(engine.join, STOP_TIMEOUT_S)
 
     async def drain(self) -> None:
-        """Let no new session in, tell the running ones, and wait for them to end."""
+        """Let no new session in, tell the running ones, wait for them to end, and let the draft workers go."""
         self._draining = True
         self._servicer.start_draining("the verifier is stopping")
         if self._registry is not None:
@@ -106,6 +106,7 @@ class VerifyApp:
             except StoreUnavailable as error:
                 log.warning("nobody could be told of draining: %s", error)
         await self._servicer.empty.wait()
+        self._servicer.dismiss_workers()
 
     def describe(self) -> WorkerDescription:
         """Return the verifier's present description; only once it is ready.

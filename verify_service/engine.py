@@ -29,6 +29,7 @@ from verify_service.driver import Driver
 from verify_service.events import Arrived, StreamBroken
 from verify_service.inbox import (
     CloseSession,
+    Dismiss,
     Drain,
     InboxEvent,
     JoinWorker,
@@ -192,7 +193,7 @@ class Engine:
                 self._proposed(event)
             case Malformed():
                 self._malformed(event)
-            case Drain():
+            case Drain() | Dismiss():
                 self._drain(event)
             case Stop():
                 self._stopped = True
@@ -270,7 +271,10 @@ class Engine:
         nonsense = ProposalHeader(event.session_id, session.chain.epoch, session.chain.chain_end, 0)
         self._driver.deliver(session, Arrived(worker_id, nonsense))
 
-    def _drain(self, event: Drain) -> None:
+    def _drain(self, event: Drain | Dismiss) -> None:
+        if isinstance(event, Dismiss):
+            self._workers.dismiss_all()
+            return
         for session in self._roster.sessions():
             session.send(Draining(event.reason))
         self._workers.tell_all(Draining(event.reason))

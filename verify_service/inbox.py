@@ -25,8 +25,8 @@ Ticket = NewType("Ticket", int)
 
 DecodeSend = Callable[[DecodeResponseMessage | OutriderError | None], None]
 """Hands a message to a `Decode` stream; an error ends it with that status, None ends it in good order. Never blocks."""
-ProposeSend = Callable[[ProposeResponseMessage | OutriderError], None]
-"""Hands a message to a `Propose` stream; an error ends it. Never blocks."""
+ProposeSend = Callable[[ProposeResponseMessage | OutriderError | None], None]
+"""The same for a `Propose` stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,15 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The process is stopping and no session is left: end the draft workers' streams in good order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread; whoever is left gets `Unavailable`."""
 
 
-InboxEvent = OpenSession | TellSession | CloseSession | JoinWorker | LeaveWorker | Proposed | Malformed | Drain | Stop
+InboxEvent = (
+    OpenSession | TellSession | CloseSession | JoinWorker | LeaveWorker | Proposed | Malformed | Drain | Dismiss | Stop
+)

@@ -80,6 +80,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """Messages of peers that were dropped here, by reason."""
         self._serving: Serving | None = None
         self._draining = ""
+        self._dismissed = False
         self._tickets = count(1)
         self._num_open = 0
         self.empty = asyncio.Event()
@@ -95,6 +96,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._draining = reason
         if self._serving is not None:
             self._serving.engine.post(inbox.Drain(reason))
+
+    def dismiss_workers(self) -> None:
+        """End the draft workers' streams, behind what they were told; no session is left that needs them."""
+        self._dismissed = True
+        if self._serving is not None:
+            self._serving.engine.post(inbox.Dismiss())
 
     async def Describe(
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
@@ -142,6 +149,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         async with server_stream(request_iterator, context, propose_response_to_proto, read_proposal) as stream:
             hello = await self._first(stream, ProposeHello)
             check_hello(hello, serving.vocabulary)
+            if self._dismissed:
+                raise Unavailable(self._draining)
             stream.send(ProposeWelcome(serving.describe().worker_id))
             outlet: Outlet[ProposeResponseMessage] = Outlet(stream)
             ticket = Ticket(next(self._tickets))

@@ -71,6 +71,11 @@ class Workers:
         for stream in self._streams.values():
             stream.send(message)
 
+    def dismiss_all(self) -> None:
+        """End every stream in good order, behind what was sent on it."""
+        for stream in self._streams.values():
+            stream.send(None)
+
     def park(self, worker_id: WorkerId, message: ProposeMessage, now_s: float) -> None:
         """Keep a message whose session is not open yet; too many are dropped and counted."""
         of_session = sum(entry.message.session_id == message.session_id for _, entry in self._parked)

@@ -336,6 +336,22 @@ async def test_an_unused_stream_is_closed_after_a_while() -> None:
             assert (await verifier.next()).epoch.generation.attach == 2
 
 
+async def test_a_stream_that_a_verifier_ends_is_opened_again_only_when_a_session_needs_it() -> None:
+    async with recording_verifier() as (verifier, address), draft_app() as app:
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            await verifier.next()
+            await last_status(stream)
+        verifier.hang_up.set()
+        await until(lambda: verifier.ended == 1)
+        verifier.hang_up.clear()
+        await asyncio.sleep(0.2)  # a stream that is needed is opened again within 75 ms
+        assert len(verifier.streams) == 1
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address, attach=2))
+            assert (await verifier.next()).epoch.generation.attach == 2
+
+
 # --- a drafter that fails -----------------------------------------------------------------------------------------
 
 

@@ -425,6 +425,32 @@ async def test_a_draining_verifier_refuses_newcomers_tells_everybody_and_lets_th
         assert app.describe().draining
 
 
+async def test_a_draining_verifier_without_sessions_lets_its_draft_workers_go_at_once() -> None:
+    async with verifier() as app, connected(app) as stub, drafter(stub) as proposals:
+        async with asyncio.timeout(1.0):
+            await app.drain()
+            await app.server.stop(LIMIT_S)
+        assert await proposals.receive(LIMIT_S) == Draining("the verifier is stopping")
+        assert isinstance(await proposals.receive(LIMIT_S), Ended)
+
+
+async def test_a_draft_workers_stream_lasts_as_long_as_a_draining_verifiers_last_session() -> None:
+    async with verifier(toy_delay_s=0.005) as app, connected(app) as stub, drafter(stub) as proposals:
+        async with control(stub, undrafted()) as session:
+            await session.verdict()
+            draining = asyncio.create_task(app.drain())
+            assert await proposals.receive(LIMIT_S) == Draining("the verifier is stopping")
+            with pytest.raises(TimeoutError):
+                await proposals.receive(0.05)
+            assert await session.finish() == TEXT
+        assert isinstance(await proposals.receive(LIMIT_S), Ended)
+        await draining
+        async with propose_stream(stub, WorkerId("late")) as late:
+            refused = await late.receive(LIMIT_S)
+        assert isinstance(refused, Broken)
+        assert isinstance(refused.error, Unavailable)
+
+
 async def test_an_engine_that_breaks_ends_the_process_and_all_streams(caplog: pytest.LogCaptureFixture) -> None:
     app = VerifyApp(VerifySettings.load(model="toy"))
     await app.start()
