@@ -26,7 +26,7 @@ class OrchestratorSettings(ServiceSettings):
     verify_addresses: Addresses = ()
     """Verifiers, comma-separated; empty: those in the registry."""
     draft_addresses: Addresses = ()
-    """Draft workers, comma-separated; only used beside `verify_addresses`."""
+    """Draft workers, comma-separated; only beside `verify_addresses`, since otherwise the registry is asked."""
     max_sessions: int = Field(default=256, ge=1)
     """Generations at once; more are refused with a delay."""
     default_max_tokens: int = Field(default=0, ge=0)
@@ -37,10 +37,10 @@ class OrchestratorSettings(ServiceSettings):
     """Whether draft workers are believed to draw from the rows they send; if not, unseeded requests are coupled."""
     gamma: int = Field(default=4, ge=1, le=256)
     """Tokens per proposal before anything is measured."""
-    window: int = Field(default=8, ge=1, le=1024)
-    """Tokens a drafter may be ahead before anything is measured; at least gamma."""
-    restart_gamma: int = Field(default=3, ge=1, le=256)
-    """Tokens of the first proposal of a chain before anything is measured; at most gamma."""
+    window: int = Field(default_factory=lambda earlier: 2 * int(earlier["gamma"]), ge=1, le=1024)
+    """Tokens a drafter may be ahead before anything is measured; at least gamma, and twice it if unset."""
+    restart_gamma: int = Field(default_factory=lambda earlier: min(3, int(earlier["gamma"])), ge=1, le=256)
+    """Tokens of the first proposal of a chain before anything is measured; at most gamma; 3, or gamma, if unset."""
     max_gamma: int = Field(default=16, ge=1, le=256)
     """Most tokens per proposal that the policy may choose."""
     pipelined: bool = True
@@ -76,13 +76,23 @@ class OrchestratorSettings(ServiceSettings):
             return value
         return tuple(part.strip() for part in value.split(",") if part.strip())
 
+    @field_validator("draft_addresses")
+    @classmethod
+    def _beside_verifiers(cls, draft_addresses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Require verifiers' addresses too: workers come from addresses or from the registry, never from both."""
+        if draft_addresses and not info.data.get("verify_addresses"):
+            raise ValueError(
+                "OUTRIDER_ORCHESTRATOR_VERIFY_ADDRESSES to be set too; without it all workers come from the registry"
+            )
+        return draft_addresses
+
     @field_validator("window")
     @classmethod
     def _covers(cls, window: int, info: ValidationInfo) -> int:
         """Require that a window holds a proposal."""
         gamma = info.data.get("gamma", 1)
         if window < gamma:
-            raise ValueError(f"must be at least gamma ({gamma})")
+            raise ValueError(f"at least gamma ({gamma})")
         return window
 
     @field_validator("restart_gamma")
@@ -91,14 +101,13 @@ class OrchestratorSettings(ServiceSettings):
         """Require that the first proposal is no longer than the others."""
         gamma = info.data.get("gamma", 256)
         if restart_gamma > gamma:
-            raise ValueError(f"must be at most gamma ({gamma})")
+            raise ValueError(f"at most gamma ({gamma})")
         return restart_gamma
 
     def generations(self) -> Settings:
         """Return what concerns generations."""
         limits = Limits(
-            # A gamma set alone moves the defaults of the other two; contradictions were refused.
-            Speculation(self.gamma, min(self.gamma, self.restart_gamma), max(self.gamma, self.window)),
+            Speculation(self.gamma, self.restart_gamma, self.window),
             self.max_gamma,
             self.pipelined,
             self.adaptive,

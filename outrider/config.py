@@ -60,7 +60,8 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = _prefix(cls) + str(first["loc"][0]).upper()
-            raise InvalidRequest(name, first["input"], first["msg"]) from error
+            allowed = str(first["msg"]).removeprefix("Value error, ")  # what pydantic puts before a validator's words
+            raise InvalidRequest(name, first["input"], allowed) from error
 
 
 def _refuse_unknown(cls: type[ServiceSettings]) -> None:

@@ -1,0 +1,77 @@
+"""Settings of an orchestrator that depend on each other."""
+
+import os
+
+import pytest
+
+from orchestrator.config import OrchestratorSettings
+from outrider.errors import InvalidRequest
+from outrider.messages import Speculation
+
+PREFIX = "OUTRIDER_ORCHESTRATOR_"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("OUTRIDER_")]:
+        monkeypatch.delenv(name)
+
+
+def load(monkeypatch: pytest.MonkeyPatch, **variables: str) -> OrchestratorSettings:
+    for name, value in variables.items():
+        monkeypatch.setenv(PREFIX + name, value)
+    return OrchestratorSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("variables", "plan"),
+    [
+        ({}, Speculation(4, 3, 8)),
+        ({"GAMMA": "20"}, Speculation(20, 3, 40)),
+        ({"GAMMA": "2"}, Speculation(2, 2, 4)),
+        ({"GAMMA": "256"}, Speculation(256, 3, 512)),
+        ({"GAMMA": "20", "WINDOW": "20", "RESTART_GAMMA": "20"}, Speculation(20, 20, 20)),
+        ({"WINDOW": "5"}, Speculation(4, 3, 5)),
+    ],
+)
+def test_an_unset_window_and_first_proposal_follow_gamma(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], plan: Speculation
+) -> None:
+    assert load(monkeypatch, **variables).generations().limits.default == plan
+
+
+@pytest.mark.parametrize(
+    ("variables", "field", "allowed"),
+    [
+        ({"GAMMA": "20", "WINDOW": "8"}, "WINDOW", "at least gamma (20)"),
+        ({"GAMMA": "2", "RESTART_GAMMA": "3"}, "RESTART_GAMMA", "at most gamma (2)"),
+        ({"WINDOW": "3"}, "WINDOW", "at least gamma (4)"),
+    ],
+)
+def test_a_set_one_that_contradicts_gamma_is_refused_in_a_whole_sentence(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], field: str, allowed: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(monkeypatch, **variables)
+    assert caught.value.field == PREFIX + field
+    assert caught.value.message.endswith(f"is not allowed; expected {allowed}")
+
+
+def test_a_bad_gamma_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(monkeypatch, GAMMA="0")
+    assert caught.value.field == PREFIX + "GAMMA"
+
+
+def test_draft_addresses_without_verify_addresses_are_refused_and_both_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(monkeypatch, DRAFT_ADDRESSES="127.0.0.1:7402")
+    assert caught.value.field == PREFIX + "DRAFT_ADDRESSES"
+    assert PREFIX + "VERIFY_ADDRESSES" in caught.value.allowed
+
+
+def test_draft_addresses_beside_verify_addresses_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, DRAFT_ADDRESSES="a:1, b:2", VERIFY_ADDRESSES="c:3")
+    assert (settings.draft_addresses, settings.verify_addresses) == (("a:1", "b:2"), ("c:3",))
