@@ -16,10 +16,10 @@ from orchestrator.commit import Commit, Ends, visible
 from orchestrator.events import Outcome
 from orchestrator.job import Job, Tools
 from orchestrator.language import Language
-from orchestrator.placement import Wanted
+from orchestrator.placement import Room, Wanted
 from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
 from orchestrator.text import Detokenizer
-from outrider.errors import DataLoss, InvalidRequest, OutriderError
+from outrider.errors import DataLoss, InvalidRequest, OutriderError, Unavailable
 from outrider.generation import (
     Chunk,
     Finished,
@@ -88,7 +88,8 @@ class Opening:
             async with self._lease(request.session_id, force=False) as lease:
                 return await self._begin_turn(request, lease, started_s)
         prompt = await self._encode(request, first=True)
-        verifier = await self._tools.placement.choose_verifier(self._language.model)
+        room = self._room(request, len(prompt))
+        verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = self._state(request, len(prompt), verifier)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, len(prompt), verifier)
         session_id, classes = SessionId(secrets.token_hex(12)), (TokenClass.PROMPT,) * len(prompt)
@@ -104,8 +105,8 @@ class Opening:
         before, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
         self._require_model(before.model)
         prompt = await self._encode(request, first=False)
-        verifier = await self._verifier_of(session_id)
         length = logged.length + len(prompt)
+        verifier = await self._verifier_of(session_id, self._room(request, length))
         state = self._state(request, length, verifier)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, length, verifier)
         classes = (TokenClass.PROMPT,) * len(prompt)
@@ -168,7 +169,7 @@ class Opening:
             seen = visible(outcome.chunk, asked.next_position)
             if state.status is SessionStatus.FINISHED or outcome.finish is not None:
                 return await self._over(asked.session_id, lease, state, outcome, seen)
-            verifier = await self._verifier_of(asked.session_id)
+            verifier = await self._verifier_again(asked.session_id, state)
             if asked.next_position > logged.length and not _can_redraw(state, verifier):
                 raise DataLoss(
                     f"the log of session {asked.session_id} ends at {logged.length}: what was shown from there to "
@@ -228,11 +229,27 @@ class Opening:
             return self._language.encode(request.prompt, first=first)
         return await asyncio.to_thread(self._language.encode, request.prompt, first=first)
 
-    async def _verifier_of(self, session_id: SessionId) -> WorkerDescription:
-        """Choose a verifier by the KV that it holds of a session."""
+    def _room(self, request: GenerationRequest, prompt_len: int) -> Room:
+        """Return what a request needs of a verifier's context."""
+        max_tokens = request.max_tokens or self._defaults.max_tokens or 0
+        return Room(prompt_len + 1, prompt_len + max_tokens)
+
+    async def _verifier_again(self, session_id: SessionId, state: SessionState) -> WorkerDescription:
+        """Choose a verifier for a generation that has begun: it must hold what was promised, to the end.
+
+        Raises:
+            Unavailable: there is none now.
+        """
+        try:
+            return await self._verifier_of(session_id, Room(state.prompt_len + state.max_tokens))
+        except InvalidRequest as error:
+            raise Unavailable(f"no verifier can hold session {session_id} to its end: {error}") from error
+
+    async def _verifier_of(self, session_id: SessionId, room: Room) -> WorkerDescription:
+        """Choose a verifier by its context, and by the KV that it holds of a session."""
         locations = await self._tools.store.kv_locations(session_id)
         resident = {location.worker_id: location.prefix_len for location in locations}
-        return await self._tools.placement.choose_verifier(self._language.model, resident=resident)
+        return await self._tools.placement.choose_verifier(self._language.model, resident=resident, room=room)
 
     async def _choose_drafter(
         self, request: GenerationRequest | None, room: int, length: int, verifier: WorkerDescription

@@ -1,7 +1,7 @@
 """Which verifier and which draft worker serve a session, and the channels to them.
 
-Workers come from the registry or from fixed addresses. A verifier is chosen by the KV it holds of the session, then by
-load; a draft worker must share the verifier's vocabulary, then load decides; equals are drawn by lot. Workers that are
+Workers come from the registry or from fixed addresses. A verifier must have the context for the session; it is chosen by
+the KV it holds of it, then by load; a draft worker must share the verifier's vocabulary, then load decides; equals are drawn by lot. Workers that are
 draining, excluded by the caller, or failed a moment ago are left out; one that failed has to answer before it is chosen
 again.
 """
@@ -18,7 +18,7 @@ import grpc
 
 from orchestrator.pairing import Pairing
 from outrider.codec import types as t
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import channel, rpc_errors
@@ -139,6 +139,19 @@ class Wanted:
     exclude: Collection[WorkerId] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a session needs of a verifier's context, in tokens."""
+
+    needed: int = 0
+    """Without so many it cannot begin, or go on."""
+    wished: int = 0
+    """With fewer it would end earlier than was asked for."""
+
+
+ANY_ROOM = Room()
+
+
 @dataclass(slots=True)
 class _Break:
     """A worker's failures in a row."""
@@ -207,26 +220,34 @@ class Placement:
         exclude: Collection[WorkerId] = (),
         resident: Mapping[WorkerId, int] | None = None,
         fingerprint: str = "",
+        room: Room = ANY_ROOM,
     ) -> WorkerDescription:
-        """Choose a verifier: most resident KV, then the engine named, then least load, then by lot.
+        """Choose a verifier: one with room for all, then the engine named, most resident KV, least load, then by lot.
 
         Args:
             model: its model.
             exclude: workers to avoid; taken all the same if there is no other.
             resident: tokens of the session's KV by worker.
             fingerprint: engine that a seeded session began on.
+            room: tokens it must hold, and should.
 
         Raises:
+            InvalidRequest: none has the context for the tokens that it must hold; names the largest.
             Unavailable: there is none.
             StoreUnavailable: the registry is not reached.
         """
         found = await self.verifiers(model)
-        candidates = [worker for worker in found if worker.worker_id not in exclude] or found
+        fitting = [worker for worker in found if worker.context_len >= room.needed]
+        if found and not fitting:
+            largest = max(worker.context_len for worker in found)
+            raise InvalidRequest("prompt", f"{room.needed} tokens with what follows", f"at most {largest} tokens")
+        candidates = [worker for worker in fitting if worker.worker_id not in exclude] or fitting
         kept = resident or {}
 
         def rank(worker: WorkerDescription) -> tuple[float, ...]:
             moved = fingerprint not in ("", worker.fingerprint)
-            return (_full(worker), moved, -kept.get(worker.worker_id, 0), _load(worker), self._lot.random())
+            short = worker.context_len < room.wished
+            return (short, _full(worker), moved, -kept.get(worker.worker_id, 0), _load(worker), self._lot.random())
 
         for worker in sorted(candidates, key=rank):
             if await self._confirmed(worker):

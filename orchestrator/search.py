@@ -9,8 +9,8 @@ from collections.abc import Collection
 from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
 from orchestrator.job import OFF_BY_CHOICE, Job, Tools
 from orchestrator.peers import Feed, Peers
-from orchestrator.placement import Wanted
-from outrider.errors import StoreUnavailable, Unavailable
+from orchestrator.placement import Room, Wanted
+from outrider.errors import InvalidRequest, StoreUnavailable, Unavailable
 from outrider.ids import Generation, WorkerId
 
 log = logging.getLogger(__name__)
@@ -88,21 +88,24 @@ class Search:
         except StoreUnavailable as error:
             log.debug("no search for another verifier: %s", error)
             return
-        if any(worker.worker_id != leaving for worker in found):
+        final_len = self._job.final_len
+        if any(worker.worker_id != leaving and worker.context_len >= final_len for worker in found):
             self._feed(VerifierLost(opened, "draining"))
 
     async def verifier(self, exclude: Collection[WorkerId]) -> None:
         """Look for a verifier until there is one or the deadline has passed, and say what was found.
 
+        It must hold the generation to its end, for that has been promised: one with less context is no verifier here.
+
         Args:
             exclude: workers to avoid; taken when nothing else comes.
         """
         give_up_s = time.monotonic() + self._settings.verifier_deadline_s
-        pause_s, model = FIRST_PAUSE_S, self._job.state.model
+        pause_s, model, room = FIRST_PAUSE_S, self._job.state.model, Room(self._job.final_len)
         while True:
             try:
-                worker = await self._placement.choose_verifier(model, exclude)
-            except (Unavailable, StoreUnavailable) as error:
+                worker = await self._placement.choose_verifier(model, exclude, room=room)
+            except (InvalidRequest, Unavailable, StoreUnavailable) as error:
                 if time.monotonic() + pause_s > give_up_s:
                     log.warning("no verifier was found: %s", error)
                     self._feed(VerifierChosen(None))

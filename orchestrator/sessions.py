@@ -218,7 +218,7 @@ class Sessions:
             ModelDescription(
                 language.model,
                 language.vocabulary,
-                min((worker.context_len for worker in verifiers), default=0),
+                max((worker.context_len for worker in verifiers), default=0),
                 len(verifiers),
                 tuple(sorted({worker.drafter for worker in drafters})),
                 is_default=True,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.pairing import check_pair
-from orchestrator.placement import FIRST_BREAK_S, Channels, Placement, StaticSource, Wanted, describe
+from orchestrator.placement import FIRST_BREAK_S, Channels, Placement, Room, StaticSource, Wanted, describe
 from outrider.codec import types as t
-from outrider.errors import Unavailable, VocabularyMismatch
+from outrider.errors import InvalidRequest, Unavailable, VocabularyMismatch
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import RpcServer
@@ -82,6 +82,22 @@ async def test_excluded_verifiers_are_taken_only_when_there_is_no_other() -> Non
     placed = placement(worker("a"), worker("b"))
     assert await chosen(placed, exclude={"a"}) == "b"
     assert await chosen(placed, exclude={"a", "b"}) in {"a", "b"}
+
+
+async def test_a_verifier_whose_context_is_too_small_is_never_drawn() -> None:
+    placed = placement(worker("small", context_len=64), worker("large", context_len=4096, load=5))
+    assert {await chosen(placed, room=Room(64)) for _ in range(8)} == {"small"}
+    assert {await chosen(placed, room=Room(65)) for _ in range(8)} == {"large"}
+    assert await chosen(placed, room=Room(65), exclude={WorkerId("large")}) == "large"
+    with pytest.raises(InvalidRequest, match="4096"):
+        await chosen(placed, room=Room(4097))
+
+
+async def test_a_verifier_that_holds_all_that_was_asked_for_is_preferred() -> None:
+    placed = placement(worker("small", context_len=64), worker("large", context_len=4096, load=5))
+    assert await chosen(placed, room=Room(11, 100)) == "large"
+    assert await chosen(placed, room=Room(11, 50)) == "small"
+    assert await chosen(placed, room=Room(11, 5000)) == "small"
 
 
 async def test_draining_verifiers_other_models_and_other_vocabularies_are_never_taken(
