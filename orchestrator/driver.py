@@ -15,7 +15,6 @@ from typing import Any, assert_never
 from orchestrator.commit import Commit, visible
 from orchestrator.events import (
     AppendLog,
-    Cancelled,
     ChooseDrafter,
     ChooseVerifier,
     CloseDrafter,
@@ -47,7 +46,7 @@ from orchestrator.peers import Peers
 from orchestrator.rounds import Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.tuning import Tuning
-from outrider.errors import Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DataLoss, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
 from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch
 from outrider.messages import Verdict
@@ -274,11 +273,18 @@ class Driver:
         helper.add_done_callback(self._helpers.discard)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Turn what the log and the lease cannot survive into an event; a deleted session is called off."""
+        """Turn what the log and the lease cannot survive into an event.
+
+        Whoever deletes the session here calls its generation off before, so one that is missing went another way.
+        """
         try:
             await work
-        except NotFound:
-            self.feed(Cancelled())
+        except NotFound as error:
+            lost = (
+                f"session {self._job.session_id} is gone from the store: its data was lost, or it was deleted elsewhere"
+            )
+            log.warning("%s (%s)", lost, error)
+            self.feed(Failed(DataLoss(lost)))
         except OutriderError as error:
             self.feed(Failed(error))
 

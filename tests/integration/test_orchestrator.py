@@ -32,6 +32,7 @@ from outrider.generation import (
     ChatMessage,
     ChatPrompt,
     Chunk,
+    Finished,
     GenerationRequest,
     Notice,
     ResumeFrom,
@@ -178,6 +179,31 @@ async def test_a_prompt_near_the_context_ends_at_the_context_as_the_twin_does(be
     twin = await hear(client, ask(prompt, max_tokens=None, speculation=OFF))
     assert heard.token_ids == twin.token_ids
     assert (len(heard.token_ids), heard.finished.reason) == (3, FinishReason.LENGTH)
+
+
+async def test_a_prompt_goes_to_a_verifier_that_can_hold_it(bench: Bench) -> None:
+    large, _ = await bench.verifier(context_len=4096)
+    small, _ = await bench.verifier(context_len=64)
+    _, _, client = await bench.orchestrator([large, small], [])
+    long = TextPrompt("the cat sat on " * 20)
+    for _ in range(8):
+        assert len((await hear(client, ask(long, max_tokens=3))).token_ids) == 3
+    with pytest.raises(InvalidRequest, match="4096"):
+        await hear(client, ask(TextPrompt("the cat sat on " * 2000)))
+
+
+async def test_a_lost_verifier_is_not_replaced_by_one_that_cannot_hold_the_generation(bench: Bench) -> None:
+    large, _ = await bench.verifier(context_len=4096, toy_delay_s=0.01)
+    small, _ = await bench.verifier(context_len=64)
+    _, _, client = await bench.orchestrator([large, small], [], verifier_deadline_s=0.3)
+    events: list[Any] = []
+    with pytest.raises(Unavailable, match="no verifier is available"):
+        async for event in client.generate(ask(max_tokens=400)):
+            events.append(event)
+            if len(events) == 4:
+                await large.kill()
+    with pytest.raises(Unavailable, match="to its end"):
+        _ = [event async for event in client.resume(events[0].session_id, events[0].prompt_len)]
 
 
 async def test_a_draft_worker_with_a_small_context_is_not_used_and_the_reason_is_told(bench: Bench) -> None:
@@ -566,6 +592,19 @@ async def test_deleting_a_session_calls_its_generation_off(bench: Bench) -> None
         if len(events) == 3:
             await client.delete(events[0].session_id)
     assert Heard(events).finished.reason is FinishReason.CANCELLED
+
+
+async def test_a_session_that_the_store_lost_is_data_loss_and_no_regular_end(bench: Bench, valkey_url: str) -> None:
+    _, _, _, client = await slow_cluster(bench)
+    of_store: Any = open_client(valkey_url)
+    events: list[Any] = []
+    with pytest.raises(DataLoss, match="gone from the store"):
+        async for event in client.generate(ask(max_tokens=1000)):
+            events.append(event)
+            if len(events) == 3:
+                await of_store.delete(*SessionStore(of_store)._keys(events[0].session_id))
+    await of_store.aclose()
+    assert not any(isinstance(event, Finished) for event in events)
 
 
 async def test_a_full_orchestrator_refuses_with_a_delay(bench: Bench) -> None:
