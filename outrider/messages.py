@@ -224,7 +224,7 @@ class Verdict:
     num_rows: int = 0
     """Rows of the pass, all sessions, before padding."""
     guarantee_void: int = 0
-    """Times so far that the hard limit on a proposal's body ran out (rejection mode)."""
+    """Times so far that announced tokens went untested by the drafter's doing (rejection modes)."""
 
     @property
     def end(self) -> int:

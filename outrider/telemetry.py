@@ -117,7 +117,7 @@ class SpeculationMetrics:
         self.epochs = counter("epochs", "Epoch changes", "cause")
         self.off = counter("speculation_off", "Generations during which speculation was off", "reason")
         self.tokens = counter("generation_tokens", "Tokens committed, by where they came from", "kind")
-        self.guarantee_void = counter("guarantee_void", "Waits for a proposal's body cut off by the hard limit")
+        self.guarantee_void = counter("guarantee_void", "Times that a drafter withheld tokens it had announced")
         self.draft_s = histogram("draft_time", "Draft time per proposal")
         self.verify_s = histogram("verify_time", "Model time per target pass")
         self.queue_s = histogram("queue_time", "Wait of a proposal for its pass")

@@ -30,6 +30,7 @@ from outrider.messages import (
     Speculation,
     VerdictCause,
 )
+from verify_service.conduct import Conduct
 from verify_service.events import (
     Arrived,
     Command,
@@ -52,8 +53,6 @@ MAX_PARKED = 16
 """Messages kept for a generation that has not been announced yet."""
 MAX_EXPIRIES = 3
 """Patience running out so often in a row stops the waiting until a drafter is attached again."""
-MAX_GARBAGE = 8
-"""Garbage messages of one drafter before it is quarantined for the session."""
 
 
 class Chain:
@@ -86,7 +85,7 @@ class Chain:
         self._plain_until = 0
         self._plain_due = False
         self._expiries = 0
-        self._garbage = 0
+        self._conduct = Conduct()
         self._parked: list[Arrived] = []
         self._timer: tuple[TimerKind, int] | None = None
         self._timer_count = 0
@@ -161,9 +160,10 @@ class Chain:
         self._flush(out)
         self._forget_chain(out)
         self.epoch = Epoch(event.generation)
-        self.worker_id = event.worker_id or None
-        self._expiries = self._garbage = self._plain_until = 0
-        self._report(self.epoch, VerdictCause.ATTACHED, out)
+        barred = self._conduct.is_quarantined(event.worker_id)
+        self.worker_id = None if barred else event.worker_id or None
+        self._expiries = self._plain_until = 0
+        self._report(self.epoch, VerdictCause.QUARANTINED if barred else VerdictCause.ATTACHED, out)
         parked, self._parked = self._parked, []
         for arrived in parked:
             self._arrived(arrived, out)
@@ -189,9 +189,13 @@ class Chain:
         self._report(ended, cause, out)
 
     def _broken(self, event: StreamBroken, out: list[Command]) -> None:
-        """Whatever was on the way may be lost."""
-        if event.worker_id == self.worker_id:
-            self._reset(VerdictCause.RESET, out)
+        """Whatever was on the way may be lost; an honest drafter seldom loses what it announced."""
+        if event.worker_id != self.worker_id:
+            return
+        owed = self._is_owed()
+        if owed:
+            out.append(Count("broken_after_header"))
+        self._start_again(out, quarantined=owed and self._conduct.broken(event.worker_id))
 
     # -- taking proposals ------------------------------------------------------------------------------------------
 
@@ -207,25 +211,17 @@ class Chain:
             case Fate.DUPLICATE:
                 out.append(Count("duplicate"))
             case Fate.GAP:
-                out.append(Count("gap"))
-                self._reset(VerdictCause.RESET, out)
+                self._blame("gap", out)
             case Fate.GARBAGE:
                 self._take_garbage(event.message.epoch, out)
             case _ as unknown:
                 assert_never(unknown)
 
     def _standing(self) -> Standing:
-        announced = self._header.count if self._header is not None else 0
         return Standing(
-            self.epoch,
-            self.worker_id,
-            self.mode,
-            self.vocab_len,
-            self._max_gamma,
-            self.chain_end,
-            self._reported_len,
-            announced,
-        )
+            self.epoch, self.worker_id, self.mode, self.vocab_len, self._max_gamma, self.chain_end, self._reported_len,
+            announced=self._header.count if self._header is not None else 0,
+        )  # fmt: skip
 
     def _park(self, event: Arrived, out: list[Command]) -> None:
         if len(self._parked) < MAX_PARKED:
@@ -239,16 +235,33 @@ class Chain:
         return dropped
 
     def _take_garbage(self, epoch: Epoch, out: list[Command]) -> None:
-        """Drop and count; a drafter that keeps sending garbage is cut off from this session."""
-        out.append(Count("garbage"))
-        self._garbage += 1
-        if self._garbage >= MAX_GARBAGE:
+        # In the current epoch the chain has a hole now, and an honest drafter that only heard of a larger gamma sooner
+        # than this side did would wait for a commit that cannot come.
+        self._blame("garbage", out, resets=epoch == self.epoch)
+
+    def _blame(self, name: str, out: list[Command], *, resets: bool = True) -> None:
+        """Drop and count, against the attached worker; if that ends the epoch, it may choose among drawn tokens."""
+        out.append(Count(name))
+        quarantined = self.worker_id is not None and self._conduct.fault(self.worker_id)
+        if quarantined or resets:
+            if self._is_owed():
+                self._void(out)
+            self._start_again(out, quarantined=quarantined)
+
+    def _is_owed(self) -> bool:
+        """Whether tokens were announced that have not been tested: the drafter may know them, and dislike them."""
+        return self.mode.needs_rows and (self._header is not None or bool(self._waiting))
+
+    def _void(self, out: list[Command]) -> None:
+        self.guarantee_void += 1
+        out.append(Count("guarantee_void"))
+
+    def _start_again(self, out: list[Command], *, quarantined: bool) -> None:
+        """Reset, without the attached worker for the rest of the session if it is quarantined."""
+        if quarantined and self.worker_id is not None:
+            self._conduct.quarantine(self.worker_id)
             self.worker_id = None
-            self._reset(VerdictCause.QUARANTINED, out)
-        elif epoch == self.epoch:
-            # The chain has a hole now, and an honest drafter that only heard of a larger gamma sooner than this side
-            # did would wait for a commit that cannot come.
-            self._reset(VerdictCause.RESET, out)
+        self._reset(VerdictCause.QUARANTINED if quarantined else VerdictCause.RESET, out)
 
     def _take(self, message: ProposeMessage) -> None:
         """The message continues the chain."""
@@ -313,7 +326,7 @@ class Chain:
 
     def _draw_kind(self) -> TokenKind | None:
         """Kind of the token the verifier would draw itself now that nothing waits to be tested; None: it waits."""
-        if self._header is not None and not self._plain_due:
+        if self._header is not None:
             return None
         if self.held and self._nothing_follows():
             return TokenKind.BONUS
@@ -395,15 +408,15 @@ class Chain:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def _expired(self, event: TimerExpired, out: list[Command]) -> None:
-        """Draw a token without the drafter; the wait for an announced body ends at a hard limit, and is counted."""
+        """Draw a token without the drafter; one that withholds an announced body up to the hard limit is cut off."""
         if self._timer is None or self._timer[1] != event.number:
             return
         kind, self._timer = self._timer[0], None
-        self._plain_due = True
         if kind is TimerKind.BODY:
-            self.guarantee_void += 1
-            out.append(Count("guarantee_void"))
+            self._void(out)
+            self._start_again(out, quarantined=True)
         else:
+            self._plain_due = True
             self._expiries += 1
 
     def _wait(self, out: list[Command]) -> None:

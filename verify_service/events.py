@@ -116,7 +116,10 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Add to a counter: `stale`, `garbage`, `duplicate`, `parked_overflow`, `gap`, `wasted`, `guarantee_void`."""
+    """Add to a counter.
+
+    One of `stale`, `garbage`, `duplicate`, `parked_overflow`, `gap`, `wasted`, `guarantee_void`, `broken_after_header`.
+    """
 
     name: str
     amount: int = 1

@@ -28,7 +28,7 @@ class Fate(Enum):
     DUPLICATE = auto()
     """The chain holds these positions already."""
     GAP = auto()
-    """Something before it is missing."""
+    """Something before it is missing, or it is not the body that was announced."""
     GARBAGE = auto()
     """No honest drafter sends it."""
 
@@ -61,7 +61,7 @@ def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) ->
         return Fate.GARBAGE
     if message.base_len < standing.chain_end:
         return Fate.DUPLICATE
-    if message.base_len > standing.chain_end or _misses_header(message, standing):
+    if message.base_len > standing.chain_end or not _fits_header(message, standing):
         return Fate.GAP
     return Fate.TAKEN
 
@@ -94,6 +94,8 @@ def _is_sound_proposal(proposal: Proposal, standing: Standing) -> bool:
     )
 
 
-def _misses_header(message: ProposeMessage, standing: Standing) -> bool:
-    """Whether a proposal that needs a header before it came without: the header was lost."""
-    return standing.mode.needs_rows and isinstance(message, Proposal) and standing.announced != len(message.token_ids)
+def _fits_header(message: ProposeMessage, standing: Standing) -> bool:
+    """Whether a body comes behind its header, and nothing else does: a count must not change once tokens are known."""
+    if not standing.mode.needs_rows:
+        return True
+    return standing.announced == (len(message.token_ids) if isinstance(message, Proposal) else 0)

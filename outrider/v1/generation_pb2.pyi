@@ -617,7 +617,7 @@ class Figures(_message.Message):
     speculation_off: _builtins.str
     """Why speculation was off at the end, a stable label such as "no_drafter", "vocabulary" or "requested". Empty means it was on."""
     guarantee_void: _builtins.int
-    """Times that the guarantee of rejection mode was void. 0 unless a drafter hung between header and body."""
+    """Times that the guarantee of rejection mode was void. 0 unless a drafter withheld tokens it had announced."""
     engine_fingerprint: _builtins.str
     """Fingerprint of the engine that verified. A seeded session that moved between fingerprints names all, joined with " -> "."""
     drafter: _builtins.str

@@ -40,7 +40,7 @@ class _VerdictCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerdictC
     VERDICT_CAUSE_RESET: _VerdictCause.ValueType  # 5
     """The chain had a gap or its stream was reopened; draft again from the committed length."""
     VERDICT_CAUSE_QUARANTINED: _VerdictCause.ValueType  # 6
-    """The drafter kept sending garbage and is cut off from this session."""
+    """The drafter is cut off from this session: it kept sending garbage or gaps, or withheld what it had announced."""
 
 class VerdictCause(_VerdictCause, metaclass=_VerdictCauseEnumTypeWrapper):
     """Why a verdict was sent."""
@@ -58,7 +58,7 @@ VERDICT_CAUSE_PATIENCE: VerdictCause.ValueType  # 4
 VERDICT_CAUSE_RESET: VerdictCause.ValueType  # 5
 """The chain had a gap or its stream was reopened; draft again from the committed length."""
 VERDICT_CAUSE_QUARANTINED: VerdictCause.ValueType  # 6
-"""The drafter kept sending garbage and is cut off from this session."""
+"""The drafter is cut off from this session: it kept sending garbage or gaps, or withheld what it had announced."""
 Global___VerdictCause: _TypeAlias = VerdictCause  # noqa: Y015
 
 @_typing.final
@@ -402,7 +402,7 @@ class Verdict(_message.Message):
     num_rows: _builtins.int
     """Rows of the pass, all sessions, before padding."""
     guarantee_void: _builtins.int
-    """Times so far in this session that the hard limit on a proposal's body ran out (rejection modes)."""
+    """Times so far in this session that announced tokens went untested by the drafter's doing (rejection modes)."""
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch of the tokens that were tested."""

@@ -34,6 +34,7 @@ from outrider.messages import (
 )
 from verify_service import events as verify
 from verify_service.chain import Chain
+from verify_service.conduct import Conduct
 from verify_service.waiting import Waiting
 
 SESSION = SessionId("s")
@@ -41,7 +42,7 @@ VOCAB = 11
 PROMPT = (1, 2, 3)
 M = TypeVar("M")
 
-_INNER = (Waiting, window_module._Draft, rounds_module._Drafter)
+_INNER = (Waiting, Conduct, window_module._Draft, rounds_module._Drafter)
 """Mutable values inside the machines."""
 _NAMES_ONLY = {"_timer_count", "_tickets", "ticket", "plan", "committer"}
 """Fields that only name things, or never change: states that differ in nothing else are equal."""

@@ -32,6 +32,7 @@ from tests.unit.chain_steps import (
     with_rows,
 )
 from verify_service.chain import MAX_EXPIRIES, MAX_PARKED, Chain
+from verify_service.conduct import MAX_BROKEN, MAX_GARBAGE
 from verify_service.events import (
     Count,
     Report,
@@ -368,18 +369,20 @@ def test_a_message_in_time_starts_the_count_of_expiries_again() -> None:
         number = only(judge(chain, 0, drawn=9), StartTimer).number
 
 
-def test_an_announced_body_is_waited_for_up_to_a_hard_limit_that_is_counted() -> None:
+def test_an_announced_body_is_waited_for_up_to_a_hard_limit_that_is_counted_and_cuts_the_drafter_off() -> None:
     chain = opened(Mode.REJECTION)
     waiting(chain)
     timer = only(arrive(chain, header(4, 2)), StartTimer)
     assert timer.kind is TimerKind.BODY
     assert chain.step(Scheduled(32)) == []
-    assert counts(chain.step(TimerExpired(timer.number))) == ["guarantee_void"]
-    assert scheduled(chain).draw is TokenKind.PLAIN
-    commands = judge(chain, 0, drawn=9, tested=0)
-    assert only(commands, Report).cause == VerdictCause.PATIENCE
+    commands = chain.step(TimerExpired(timer.number))
+    assert counts(commands) == ["guarantee_void"]
+    assert only(commands, Report).cause == VerdictCause.QUARANTINED
     assert chain.guarantee_void == 1
-    assert counts(arrive(chain, with_rows(proposal(4, (5, 6))))) == ["stale"]
+    assert counts(arrive(chain, header(4, 2, chain.epoch))) == ["stale"]
+    assert scheduled(chain).draw is TokenKind.PLAIN
+    assert only(judge(chain, 0, drawn=9, tested=0), Report).cause == VerdictCause.PLAIN
+    assert scheduled(chain).draw is TokenKind.PLAIN, "nobody is waited for"
 
 
 # --- generations ----------------------------------------------------------------------------------------------------
@@ -440,3 +443,88 @@ def test_a_broken_stream_of_the_attached_worker_resets_and_of_another_changes_no
     assert chain.step(StreamBroken(OTHER)) == []
     assert only(chain.step(StreamBroken(WORKER)), Report).cause == VerdictCause.RESET
     assert chain.step(Scheduled(32)) == [], "the pass is forgotten with its chain"
+
+
+# --- who chooses among drawn tokens ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.REJECTION, Mode.BLOCK])
+def test_a_drafter_that_makes_gaps_after_its_headers_voids_the_guarantee_and_is_soon_cut_off(mode: Mode) -> None:
+    chain = opened(mode)
+    causes = []
+    for _ in range(MAX_GARBAGE):
+        arrive(chain, header(4, 1, chain.epoch))
+        commands = arrive(chain, with_rows(proposal(5, (6,), at=chain.epoch)))
+        assert counts(commands) == ["gap", "guarantee_void"]
+        causes.append(only(commands, Report).cause)
+    assert causes == [VerdictCause.RESET] * (MAX_GARBAGE - 1) + [VerdictCause.QUARANTINED]
+    assert chain.guarantee_void == MAX_GARBAGE
+    assert counts(arrive(chain, header(4, 1, chain.epoch))) == ["stale"]
+    assert scheduled(chain).draw is TokenKind.PLAIN
+
+
+def test_a_gap_before_any_header_or_after_the_body_was_tested_voids_nothing() -> None:
+    chain = opened(Mode.REJECTION)
+    assert counts(arrive(chain, header(5, 1))) == ["gap"]
+    arrive(chain, header(4, 1, chain.epoch))
+    arrive(chain, with_rows(proposal(4, (5,), at=chain.epoch)))
+    scheduled(chain)
+    judge(chain, 1)
+    assert counts(arrive(chain, header(7, 1, chain.epoch))) == ["gap"]
+    assert chain.guarantee_void == 0
+
+
+def test_a_gap_behind_a_body_that_waits_for_its_test_voids_the_guarantee() -> None:
+    chain = opened(Mode.REJECTION)
+    arrive(chain, header(4, 1))
+    arrive(chain, with_rows(proposal(4, (5,))))
+    assert counts(arrive(chain, header(9, 1))) == ["gap", "guarantee_void", "wasted"]
+
+
+def test_garbage_of_another_round_after_a_header_ends_nothing_and_voids_nothing() -> None:
+    chain = opened(Mode.REJECTION)
+    arrive(chain, header(4, 1))
+    assert counts(arrive(chain, header(4, 1, epoch(7)))) == ["garbage"]
+    arrive(chain, with_rows(proposal(4, (5,))))
+    assert scheduled(chain).token_ids == (5,)
+    assert chain.guarantee_void == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.COUPLED])
+def test_gaps_quarantine_where_no_rows_are_needed_and_void_nothing(mode: Mode) -> None:
+    chain = opened(mode)
+    causes = []
+    for _ in range(MAX_GARBAGE):
+        arrive(chain, proposal(4, (5,), at=chain.epoch))
+        causes.append(only(arrive(chain, proposal(6, (6,), at=chain.epoch)), Report).cause)
+    assert causes == [VerdictCause.RESET] * (MAX_GARBAGE - 1) + [VerdictCause.QUARANTINED]
+    assert chain.guarantee_void == 0
+
+
+def test_attaching_a_drafter_again_neither_clears_its_count_nor_lets_a_quarantined_one_in() -> None:
+    chain = opened()
+    for _ in range(MAX_GARBAGE - 1):
+        arrive(chain, proposal(9, (5,), limit=10, at=chain.epoch))
+    chain.step(DecodeAttach(Generation(1, 2), OTHER))
+    commands = arrive(chain, proposal(9, (5,), limit=10, at=chain.epoch), OTHER)
+    assert only(commands, Report).cause == VerdictCause.RESET, "another worker has a count of its own"
+    chain.step(DecodeAttach(Generation(1, 3), WORKER))
+    commands = arrive(chain, proposal(9, (5,), limit=10, at=chain.epoch))
+    assert only(commands, Report).cause == VerdictCause.QUARANTINED
+    report = only(chain.step(DecodeAttach(Generation(1, 4), WORKER)), Report)
+    assert (report.cause, report.next_epoch) == (VerdictCause.QUARANTINED, epoch(0, 4))
+    assert chain.worker_id is None
+    assert scheduled(chain).draw is TokenKind.PLAIN
+
+
+def test_streams_that_break_behind_a_header_are_counted_apart_and_quarantine_in_the_end() -> None:
+    chain = opened(Mode.REJECTION)
+    causes = []
+    for _ in range(MAX_BROKEN):
+        assert counts(chain.step(StreamBroken(WORKER))) == [], "nothing was announced"
+        arrive(chain, header(4, 1, chain.epoch))
+        commands = chain.step(StreamBroken(WORKER))
+        assert counts(commands) == ["broken_after_header"]
+        causes.append(only(commands, Report).cause)
+    assert causes == [VerdictCause.RESET] * (MAX_BROKEN - 1) + [VerdictCause.QUARANTINED]
+    assert chain.guarantee_void == 0

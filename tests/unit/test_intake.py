@@ -33,7 +33,7 @@ from tests.unit.chain_steps import (
     scheduled,
     with_rows,
 )
-from verify_service.chain import MAX_GARBAGE
+from verify_service.conduct import MAX_GARBAGE
 from verify_service.events import (
     Report,
     StreamBroken,
@@ -115,7 +115,7 @@ def test_garbage_is_dropped_and_counted_and_restarts_the_drafter(message: Propos
 def test_garbage_of_modes_with_rows_is_dropped_and_counted(message: Proposal | ProposalHeader) -> None:
     chain = opened(Mode.REJECTION)
     arrive(chain, header(4, 1))
-    assert counts(arrive(chain, message)) == ["garbage"]
+    assert counts(arrive(chain, message)) == ["garbage", "guarantee_void"]
 
 
 def test_a_round_that_the_verifier_never_made_is_garbage_and_moves_nothing() -> None:
@@ -138,7 +138,14 @@ def test_a_body_without_its_header_is_a_gap() -> None:
     chain = opened(Mode.REJECTION)
     assert counts(arrive(chain, with_rows(proposal(4, (5,))))) == ["gap"]
     arrive(chain, header(4, 2, epoch(1)))
-    assert counts(arrive(chain, with_rows(proposal(4, (5,), at=epoch(1))))) == ["gap"]
+    assert counts(arrive(chain, with_rows(proposal(4, (5,), at=epoch(1))))) == ["gap", "guarantee_void"]
+
+
+@pytest.mark.parametrize("message", [header(4, 1), Pass(SESSION, epoch(), 4, 9)], ids=["another header", "a pass"])
+def test_nothing_but_the_body_follows_a_header(message: ProposalHeader | Pass) -> None:
+    chain = opened(Mode.REJECTION)
+    arrive(chain, header(4, 2))
+    assert counts(arrive(chain, message)) == ["gap", "guarantee_void"]
 
 
 def test_a_header_and_its_body_are_taken_together() -> None:

@@ -456,8 +456,8 @@ def test_an_announced_body_is_waited_for_up_to_the_hard_limit_which_is_counted()
     desk.step(dt_s=4.9)
     assert not client.verdicts
     desk.step(dt_s=0.2)
-    assert client.verdicts[0].kinds == (TokenKind.PLAIN,)
-    assert client.verdicts[0].guarantee_void == 1
+    assert (client.verdicts[0].cause, client.verdicts[0].guarantee_void) == (VerdictCause.QUARANTINED, 1)
+    assert client.verdicts[1].kinds == (TokenKind.PLAIN,)
 
 
 def test_patience_does_not_run_while_the_prompt_is_read() -> None:
