@@ -9,7 +9,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.commit import Commit, Ends, visible
@@ -92,7 +92,7 @@ class Opening:
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = self._state(request, len(prompt), verifier)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, len(prompt), verifier)
-        session_id, classes = SessionId(secrets.token_hex(12)), (TokenClass.PROMPT,) * len(prompt)
+        session_id, classes = SessionId(secrets.token_hex(12)), _prompt_classes(len(prompt))
         lease = await self._tools.store.create(
             session_id, state, prompt, classes, self._owner(), self._tools.settings.lease_ttl_s
         )
@@ -109,10 +109,8 @@ class Opening:
         verifier = await self._verifier_of(session_id, self._room(request, length))
         state = self._state(request, length, verifier)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, length, verifier)
-        classes = (TokenClass.PROMPT,) * len(prompt)
-        await store.append(session_id, lease.fence, logged.length, prompt, classes)
-        values = {each.name: getattr(state, each.name) for each in fields(state)}
-        await store.update_state(session_id, lease.fence, **values)
+        classes = _prompt_classes(len(prompt))
+        await store.begin_turn(session_id, lease.fence, logged.length, prompt, classes, state)
         logged = LogSlice(0, logged.token_ids + prompt, logged.classes + classes, length)
         return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
 
@@ -313,6 +311,11 @@ class _Found:
             greeting=(started, *told),
             **rest,
         )
+
+
+def _prompt_classes(length: int) -> tuple[TokenClass, ...]:
+    """Return the classes of a turn's prompt: its last token goes through the model with the first run that follows."""
+    return (*(TokenClass.PROMPT,) * (length - 1), *(TokenClass.DECODE,) * min(length, 1))
 
 
 def _check_position(position: int, state: SessionState) -> None:

@@ -1,9 +1,9 @@
 """Which verifier and which draft worker serve a session, and the channels to them.
 
-Workers come from the registry or from fixed addresses. A verifier must have the context for the session; it is chosen by
-the KV it holds of it, then by load; a draft worker must share the verifier's vocabulary, then load decides; equals are drawn by lot. Workers that are
-draining, excluded by the caller, or failed a moment ago are left out; one that failed has to answer before it is chosen
-again.
+Workers come from the registry or from fixed addresses. A verifier must have the context for the session; it is chosen
+by the KV it holds of it, then by load. A draft worker must share the verifier's vocabulary, then load decides. Equals
+are drawn by lot. Workers that are draining, excluded by the caller, or failed a moment ago are left out; one that
+failed has to answer before it is chosen again.
 """
 
 import asyncio

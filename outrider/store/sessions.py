@@ -11,6 +11,7 @@ Invariants:
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from outrider.errors import InvalidRequest, StoreError
@@ -144,6 +145,40 @@ class SessionStore:
             raise ValueError(f"{len(kinds)} kinds for {len(token_ids)} tokens")
         args = [self._ttl_ms, fence, start, *_packed(token_ids, classes), kinds]
         return int((await self._run("append", session_id, args))[1])
+
+    async def begin_turn(
+        self,
+        session_id: SessionId,
+        fence: int,
+        start: int,
+        token_ids: Sequence[int],
+        classes: Sequence[int],
+        state: SessionState,
+    ) -> int:
+        """Append the prompt of a further turn and set the whole state, both or neither; return the log's length.
+
+        Idempotent: a turn that is there already, with nothing behind it, is left as it is.
+
+        Args:
+            session_id: the session.
+            fence: fencing number of the caller's lease.
+            start: absolute position of the prompt's first token, the log's length.
+            token_ids: the prompt, [n].
+            classes: one `TokenClass` per token, [n].
+            state: the state that the turn begins with.
+
+        Raises:
+            Fenced: the number is not the current one; nothing was written.
+            LogGap: `start` is past the log's end; nothing was written.
+            LogConflict: other tokens are there; nothing was written.
+            SessionNotFound: no such session.
+            ValueError: an argument is out of range, or lengths differ.
+        """
+        if start < 0:
+            raise ValueError(f"start must be >= 0, not {start}")
+        values = encoding.encode_fields({each.name: getattr(state, each.name) for each in fields(state)})
+        args = [self._ttl_ms, fence, start, *_packed(token_ids, classes), *values]
+        return int((await self._run("begin_turn", session_id, args))[1])
 
     async def read_log(self, session_id: SessionId, start: int = 0) -> LogSlice:
         """Return the log from `start` (>= 0) to its end. Idempotent. Past the end the slice is empty.

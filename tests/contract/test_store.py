@@ -208,6 +208,45 @@ async def test_an_append_over_other_tokens_or_classes_is_a_conflict_and_writes_n
     assert await store.read_log(SESSION) == before
 
 
+async def test_a_turn_begins_with_its_prompt_and_its_state_at_once_and_may_be_repeated(store: SessionStore) -> None:
+    lease = await create(store, FULL_STATE)
+    turn = replace(STATE, prompt_len=5, max_tokens=7)
+    for _ in range(2):
+        assert await store.begin_turn(SESSION, lease.fence, 3, [10, 11], decode(2), turn) == 5
+        assert await store.read_state(SESSION) == turn
+        log = await store.read_log(SESSION)
+        assert (log.token_ids, log.classes) == ((*PROMPT, 10, 11), (*(TokenClass.PROMPT,) * 3, *decode(2)))
+    assert await store.append(SESSION, lease.fence, 5, [12], decode(1), b"\x02") == 6
+    assert (await store.read_log(SESSION)).kinds == bytes(5) + b"\x02"
+
+
+@pytest.mark.parametrize(
+    ("start", "fence", "refused"), [(4, 1, LogGap), (2, 1, LogConflict), (3, 0, Fenced), (3, 2, Fenced)]
+)
+async def test_a_turn_that_is_refused_leaves_neither_prompt_nor_state(
+    store: SessionStore, start: int, fence: int, refused: type[Exception]
+) -> None:
+    await create(store)
+    before = await store.read_log(SESSION)
+    with pytest.raises(refused):
+        await store.begin_turn(SESSION, fence, start, [10, 11], decode(2), replace(STATE, prompt_len=start + 2))
+    assert await store.read_state(SESSION) == STATE
+    assert await store.read_log(SESSION) == before
+
+
+async def test_a_turn_is_no_repeat_of_one_that_has_been_answered(store: SessionStore) -> None:
+    lease = await create(store)
+    turn = replace(STATE, prompt_len=5)
+    await store.begin_turn(SESSION, lease.fence, 3, [10, 11], decode(2), turn)
+    await store.append(SESSION, lease.fence, 5, [12], decode(1))
+    with pytest.raises(LogConflict):
+        await store.begin_turn(SESSION, lease.fence, 3, [10, 11], decode(2), turn)
+    with pytest.raises(SessionNotFound):
+        await store.begin_turn(SessionId("other"), lease.fence, 3, [10], decode(1), turn)
+    with pytest.raises(ValueError, match="start"):
+        await store.begin_turn(SESSION, lease.fence, -1, [10], decode(1), turn)
+
+
 @pytest.mark.parametrize(
     ("ids", "classes", "kinds"),
     [([-1], [2], b""), ([2**32], [2], b""), ([1], [9], b""), ([1], [2, 2], b""), ([1], [2], b"\x01\x01")],

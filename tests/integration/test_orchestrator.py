@@ -41,7 +41,7 @@ from outrider.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from outrider.ids import FinishReason, Mode, SessionId, TokenKind
+from outrider.ids import FinishReason, Mode, SessionId, TokenClass, TokenKind
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyTokenizer
 from outrider.store.connect import open_client
@@ -234,6 +234,22 @@ async def test_a_second_turn_continues_the_log(shared: Client) -> None:
     whole = TokenPrompt((*prompt, *first.token_ids, *more))
     assert second.token_ids == (await hear(shared, ask(whole, max_tokens=10))).token_ids
     assert not summary.running
+
+
+async def test_the_log_says_of_every_turn_that_its_last_prompt_token_goes_with_the_first_run(
+    shared: Client, valkey_url: str
+) -> None:
+    first = await hear(shared, ask(max_tokens=10))
+    started = first.events[0]
+    assert isinstance(started, Started)
+    await hear(shared, ask(TextPrompt("a mat"), session_id=started.session_id, max_tokens=5))
+    of_store: Any = open_client(valkey_url)
+    logged = await SessionStore(of_store).read_log(started.session_id)
+    await of_store.aclose()
+    lengths = [len(ToyTokenizer().encode(text)) for text in (PROMPT.text, "a mat")]
+    (first_len, second_len), prompt, decode = lengths, TokenClass.PROMPT, TokenClass.DECODE
+    expected = [prompt] * (first_len - 1) + [decode] * 11 + [prompt] * (second_len - 1) + [decode] * 6
+    assert list(logged.classes) == expected
 
 
 async def test_untrusted_drafters_make_unseeded_requests_coupled(bench: Bench) -> None:
