@@ -11,6 +11,7 @@ import pytest
 from orchestrator.app import OrchestratorApp
 from orchestrator.config import OrchestratorSettings
 from outrider.cli.doctor import _pairing
+from outrider.cli.local import LocalSettings
 from outrider.client import Client
 from outrider.codec.tokens import token_map_from_proto
 from outrider.codec.types import description_to_proto
@@ -112,7 +113,7 @@ async def test_case_10_a_verifier_refuses_the_stream_of_a_drafter_with_another_m
 
 def test_case_10_doctor_names_the_first_id_that_two_models_mean_differently() -> None:
     other = OpenedModel(toy_from_name("toy"), Swapped(), vocabulary(Swapped()), (0,))
-    finding = _pairing(other, "swapped", "toy", "bfloat16")
+    finding = _pairing(other, LocalSettings("swapped", "toy"))
     assert not finding.good
     assert "id 40 is \"'\" and '('" in finding.detail
 

@@ -72,7 +72,7 @@ class Desk:
         self.clock = Clock()
         self.engine = Engine(self.runner, VOCAB, settings or EngineSettings(), self.clock)
         self.tickets = count(1)
-        self.to_worker: list[ProposeResponseMessage | OutriderError] = []
+        self.to_worker: list[ProposeResponseMessage | OutriderError | None] = []
         self.worker_ticket = self.join(feature_layers)
 
     def join(self, feature_layers: tuple[int, ...] = ()) -> Ticket:
