@@ -33,7 +33,7 @@ STRIDE = 8
 """Rounds between two looks at the plan."""
 GAIN = 1.05
 """A new plan must promise so many times the present one's tokens per second."""
-OFF_GAIN = 1.02
+OFF_GAIN = 1.03
 """The same of decoding without drafts: it is what a session is never to be slower than."""
 MIN_TESTS = 16
 """Tests, or tokens that nobody drafted, before the first default is given up."""
