@@ -240,7 +240,8 @@ class Placement:
         fitting = [worker for worker in found if worker.context_len >= room.needed]
         if found and not fitting:
             largest = max(worker.context_len for worker in found)
-            raise InvalidRequest("prompt", f"{room.needed} tokens with what follows", f"at most {largest} tokens")
+            allowed = f"1 .. {largest - 1} tokens, earlier turns included"
+            raise InvalidRequest("prompt", f"{room.needed - 1} tokens", allowed)
         candidates = [worker for worker in fitting if worker.worker_id not in exclude] or fitting
         kept = resident or {}
 
