@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import Any, NamedTuple
 
+from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Generation, Mode, TokenClass, WorkerId
 from outrider.messages import SamplingParams, Vocabulary, WorkerDescription
 from outrider.store.errors import StateUnreadable
@@ -83,6 +84,10 @@ def _decode_sampling(raw: bytes) -> SamplingParams:
     return SamplingParams(**known)
 
 
+def _decode_choice(raw: bytes) -> SpeculationChoice:
+    return SpeculationChoice(**_known(SpeculationChoice, json.loads(raw)))
+
+
 _TEXT = _Codec(_text, bytes.decode)
 _INTEGER = _Codec(_integer, int)
 
@@ -98,6 +103,11 @@ _FIELDS: Mapping[str, _Codec] = {
     "num_logprobs": _INTEGER,
     "stop_strings": _Codec(_json, lambda raw: tuple(json.loads(raw))),
     "stop_ids": _Codec(_json, lambda raw: tuple(json.loads(raw))),
+    "speculation": _Codec(lambda value: _json(_changed(value)), _decode_choice),
+    "drafter_kind": _TEXT,
+    "return_origin": _Codec(_json, lambda raw: bool(json.loads(raw))),
+    "request_id": _TEXT,
+    "fingerprint": _TEXT,
     "status": _Codec(lambda value: _text(value.value), lambda raw: SessionStatus(raw.decode())),
     "finish_reason": _Codec(_json, lambda raw: None if raw == b"null" else FinishReason(int(raw))),
     "attach_count": _INTEGER,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Mode, TokenClass, WorkerId
 from outrider.messages import SamplingParams
 
@@ -39,6 +40,16 @@ class SessionState:
     """Top log-probabilities asked for per token; -1: none at all."""
     stop_strings: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
+    """The client's own choice of how far to draft."""
+    drafter_kind: str = ""
+    """Kind of drafter asked for; empty: any."""
+    return_origin: bool = False
+    """Whether the client is told where each token came from."""
+    request_id: str = ""
+    """The client's name for the request that began this generation; empty: it gave none."""
+    fingerprint: str = ""
+    """Engine that the generation began on: a text is the same bit for bit on that one."""
     status: SessionStatus = SessionStatus.RUNNING
     finish_reason: FinishReason | None = None
     attach_count: int = 0

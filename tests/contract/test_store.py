@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import FailedPrecondition, InvalidRequest, LeaseLost, NotFound, code_of
+from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import SamplingParams
 from outrider.store.connect import StoreClient
@@ -24,8 +25,8 @@ from outrider.store.errors import (
     SessionNotFound,
     StateUnreadable,
 )
-from outrider.store.records import KvLocation, Lease, SessionState, SessionStatus
-from outrider.store.sessions import PARTS, SessionStore
+from outrider.store.records import KvLocation, Lease, LogSlice, SessionState, SessionStatus
+from outrider.store.sessions import MAX_KV_LOCATIONS, PARTS, SessionStore
 
 SESSION = SessionId("s/1 ü")
 PROMPT = (7, 0, 4_294_967_295)
@@ -42,6 +43,11 @@ FULL_STATE = SessionState(
     num_logprobs=5,
     stop_strings=("\n\n", "ENDE…"),
     stop_ids=(0, 2),
+    speculation=SpeculationChoice(gamma=3, window=6),
+    drafter_kind="toy",
+    return_origin=True,
+    request_id="r-ü",
+    fingerprint="avx512/2 .. 32",
     status=SessionStatus.FINISHED,
     finish_reason=FinishReason.LENGTH,
     attach_count=4,
@@ -287,7 +293,7 @@ async def test_a_held_lease_is_refused_to_others_and_granted_to_its_owner_with_t
 async def test_a_forced_lease_fences_the_old_owner_out_of_every_write(store: SessionStore) -> None:
     old = await create(store)
     new = await store.acquire_lease(SESSION, "two", 60.0, force=True)
-    assert new.fence == old.fence + 1
+    assert new.fence > old.fence
     writes: list[Coroutine[Any, Any, object]] = [
         store.append(SESSION, old.fence, 3, [1], decode(1)),
         store.update_state(SESSION, old.fence, status=SessionStatus.FAILED),
@@ -325,7 +331,7 @@ async def test_an_expired_lease_can_be_taken_without_force_and_until_then_still_
     old = await create(store, ttl_s=0.05)
     await asyncio.sleep(0.1)
     assert await store.append(SESSION, old.fence, 3, [1], decode(1)) == 4
-    assert (await store.acquire_lease(SESSION, "two", 60.0)).fence == 2
+    assert (await store.acquire_lease(SESSION, "two", 60.0)).fence > old.fence
     with pytest.raises(Fenced):
         await store.renew_lease(SESSION, old.fence, 60.0)
 
@@ -346,7 +352,7 @@ async def test_a_released_lease_is_free_for_anyone_under_a_new_fence(store: Sess
         await store.release_lease(SESSION, lease.fence)
     with pytest.raises(Fenced):
         await store.renew_lease(SESSION, lease.fence, 60.0)
-    assert (await store.acquire_lease(SESSION, "one", 60.0)).fence == 2
+    assert (await store.acquire_lease(SESSION, "one", 60.0)).fence > lease.fence
 
 
 async def test_two_owners_appending_at_once_leave_one_text(store: SessionStore) -> None:
@@ -373,6 +379,76 @@ async def test_two_owners_appending_at_once_leave_one_text(store: SessionStore) 
     assert {3 + i: token for i, token in enumerate(log.token_ids)} == acknowledged
 
 
+# --- what a failover lost -----------------------------------------------------------------------------------------
+
+MIRROR = LogSlice(0, (*PROMPT, 10, 11), (*(TokenClass.PROMPT,) * 3, *decode(2)), 5, b"\x00\x00\x00\x02\x03")
+
+
+async def test_a_create_whose_reply_was_lost_may_be_repeated_by_its_owner_alone(store: SessionStore) -> None:
+    lease = await create(store, FULL_STATE)
+    again = await create(store, FULL_STATE)
+    assert (again.owner, again.fence) == (lease.owner, lease.fence)
+    with pytest.raises(SessionExists):
+        await create(store, FULL_STATE, owner="two")
+    await store.append(SESSION, lease.fence, 3, [1], decode(1))
+    with pytest.raises(SessionExists):
+        await create(store, FULL_STATE)
+    assert (await store.read_log(SESSION)).length == 4
+
+
+async def test_a_lost_session_is_written_anew_from_its_holders_mirror(client: StoreClient, store: SessionStore) -> None:
+    lease = await create(store, FULL_STATE)
+    lease = await store.acquire_lease(SESSION, "two", 60.0, force=True)
+    raw: Any = client
+    for key in store._keys(SESSION):
+        await raw.delete(key)
+    for _ in range(2):
+        assert await store.restore(SESSION, lease, FULL_STATE, MIRROR, 60.0) == 5
+        assert await store.read_log(SESSION) == MIRROR
+        assert await store.read_state(SESSION) == FULL_STATE
+    assert await store.append(SESSION, lease.fence, 5, [12], decode(1)) == 6
+    with pytest.raises(LeaseHeld):
+        await store.acquire_lease(SESSION, "three", 60.0)
+    assert all([await raw.pttl(key) > 0 for key in store._keys(SESSION)[:4]])
+
+
+async def test_a_lost_grant_and_a_lost_turn_are_restored_unless_another_owner_came_since(
+    client: StoreClient, store: SessionStore
+) -> None:
+    """The store is set back to what a replica knew: an older lease, a shorter log, the state of an earlier turn."""
+    await create(store, FULL_STATE)
+    ours = await store.acquire_lease(SESSION, "two", 60.0, force=True)
+    raw: Any = client
+    await raw.hset(store._keys(SESSION)[0], mapping={"lease.fence": 1, "lease.owner": "one"})
+    with pytest.raises(Fenced) as caught:
+        await store.append(SESSION, ours.fence, 3, [10], decode(1))
+    assert caught.value.current < ours.fence
+    turn = replace(STATE, prompt_len=5)
+    assert await store.restore(SESSION, ours, turn, MIRROR, 60.0) == 5
+    assert (await store.read_log(SESSION), await store.read_state(SESSION)) == (MIRROR, turn)
+    with pytest.raises(Fenced):
+        await store.append(SESSION, 1, 5, [10], decode(1))
+    await raw.hset(store._keys(SESSION)[0], mapping={"lease.fence": 1, "lease.owner": "one"})
+    theirs = await store.acquire_lease(SESSION, "three", 60.0, force=True)
+    assert theirs.fence > ours.fence
+    with pytest.raises(Fenced):
+        await store.restore(SESSION, ours, turn, MIRROR, 60.0)
+
+
+async def test_a_session_is_restored_neither_after_its_deletion_nor_over_other_tokens(store: SessionStore) -> None:
+    lease = await create(store)
+    await store.append(SESSION, lease.fence, 3, [10, 99], decode(2))
+    with pytest.raises(LogConflict):
+        await store.restore(SESSION, lease, STATE, MIRROR, 60.0)
+    with pytest.raises(ValueError, match="whole log"):
+        await store.restore(SESSION, lease, STATE, replace(MIRROR, start=1), 60.0)
+    assert await store.delete(SESSION)
+    with pytest.raises(SessionNotFound):
+        await store.restore(SESSION, lease, STATE, MIRROR, 60.0)
+    with pytest.raises(SessionNotFound):
+        await store.acquire_lease(SESSION, "two", 60.0, force=True)
+
+
 # --- KV directory, deletion, time to live -------------------------------------------------------------------------
 
 
@@ -389,7 +465,7 @@ async def test_the_kv_directory_tells_who_holds_how_much_since_when(store: Sessi
     assert [location.worker_id for location in await store.kv_locations(SESSION)] == ["v 1"]
 
 
-async def test_a_deleted_session_leaves_no_key_and_deleting_again_is_harmless(
+async def test_a_deleted_session_leaves_nothing_but_a_mark_for_a_while_and_deleting_again_is_harmless(
     client: StoreClient, store: SessionStore
 ) -> None:
     lease = await create(store)
@@ -398,7 +474,26 @@ async def test_a_deleted_session_leaves_no_key_and_deleting_again_is_harmless(
     assert await store.delete(SESSION)
     assert not await store.delete(SESSION)
     raw: Any = client
-    assert [await raw.exists(key) for key in store._keys(SESSION)] == [0] * len(PARTS)
+    mark, *others = store._keys(SESSION)
+    assert [await raw.exists(key) for key in others] == [0] * (len(PARTS) - 1)
+    assert await raw.hgetall(mark) == {b"deleted": b"1"}
+    assert 0 < await raw.pttl(mark) <= 3_600_000
+    for reading in (store.read_log(SESSION), store.read_state(SESSION), store.kv_locations(SESSION)):
+        with pytest.raises(SessionNotFound):
+            await reading
+    assert (await create(store)).fence == 1
+    assert (await store.read_log(SESSION)).token_ids == PROMPT
+    assert not await raw.hexists(mark, "deleted")
+
+
+async def test_of_many_workers_the_kv_directory_keeps_those_used_last(store: SessionStore) -> None:
+    lease = await create(store)
+    for number in range(MAX_KV_LOCATIONS + 3):
+        await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId(f"v{number}"), 3))
+        await asyncio.sleep(0.002)
+    await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v3"), 3))
+    kept = {location.worker_id for location in await store.kv_locations(SESSION)}
+    assert kept == {f"v{number}" for number in range(3, MAX_KV_LOCATIONS + 3)}
 
 
 async def test_every_operation_on_an_unknown_session_says_not_found(store: SessionStore) -> None:
