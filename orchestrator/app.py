@@ -8,22 +8,28 @@ import logging
 import socket
 import uuid
 from contextlib import AsyncExitStack
+from pathlib import Path
 
+from orchestrator.access import Access, KeySource
 from orchestrator.config import OrchestratorSettings
 from orchestrator.job import Tools
+from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Channels, Placement, RegistrySource, StaticSource, WorkerSource
-from orchestrator.servicer import SERVICE_NAME, GenerationServicer
+from orchestrator.quotas import Quotas
+from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
 from outrider.errors import OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.rpc import RpcServer
-from outrider.store.connect import open_client
+from outrider.store.connect import StoreClient, open_client
 from outrider.store.embedded import EmbeddedServer
+from outrider.store.keys import KeyStore
 from outrider.store.registry import Registry, keep_announced
 from outrider.store.sessions import SessionStore
+from outrider.store.usage import Usage
 from outrider.v1 import generation_pb2_grpc
 
 WATCH_S = 0.5
@@ -80,17 +86,30 @@ class OrchestratorApp:
             # A name is never used twice, not even by a restart under the same worker id.
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
-            self._servicer.open_for_business(self.sessions)
+            quotas = Quotas(Usage(client), self.metrics.refused)
+            self._servicer.open_for_business(Desk(self.sessions, await self._access(client), quotas))
             self.ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(placement, settings.model))
                 tasks.create_task(self._announce(registry, language))
+                tasks.create_task(quotas.run())
 
     async def drain(self) -> None:
         """Take nothing new, and wait until the running generations have ended."""
         self._draining = True
         if self.sessions is not None:
             await self.sessions.drain()
+
+    async def _access(self, client: StoreClient) -> Access:
+        """Return who is let in: by the file's keys, then the store's; everybody if no key is required."""
+        settings, sources = self.settings, list[KeySource]()
+        if settings.key_file:
+            keys = KeyFile(Path(settings.key_file))
+            await keys.load()
+            sources.append(keys)
+        if settings.require_keys:
+            sources.append(KeyStore(client))
+        return Access(sources, self.metrics.refused, cache_s=settings.key_cache_s, grace_s=settings.key_grace_s)
 
     def _source(self, registry: Registry, channels: Channels) -> WorkerSource:
         settings = self.settings

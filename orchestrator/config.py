@@ -23,6 +23,14 @@ class OrchestratorSettings(ServiceSettings):
 
     model: str = DEFAULT_MODEL
     """The served model; only its tokenizer is loaded. "toy": the toy model's."""
+    require_keys: bool = False
+    """Whether clients need an API key. If not, everybody may call, and sessions belong to whoever knows their name."""
+    key_file: str = ""
+    """File of records of keys, beside those in the store; only where `require_keys` is set."""
+    key_cache_s: float = Field(default=2.0, ge=0, le=60)
+    """How long what is known of a key is believed; a revocation takes effect within that time."""
+    key_grace_s: float = Field(default=60.0, ge=0, le=3600)
+    """How long a key that was used lately is let in while the store is away."""
     verify_addresses: Addresses = ()
     """Verifiers, comma-separated; empty: those in the registry."""
     draft_addresses: Addresses = ()
@@ -85,6 +93,14 @@ class OrchestratorSettings(ServiceSettings):
                 "OUTRIDER_ORCHESTRATOR_VERIFY_ADDRESSES to be set too; without it all workers come from the registry"
             )
         return draft_addresses
+
+    @field_validator("key_file")
+    @classmethod
+    def _beside_required(cls, key_file: str, info: ValidationInfo) -> str:
+        """Require that keys are required: a file that nobody reads looks like protection."""
+        if key_file and not info.data.get("require_keys"):
+            raise ValueError("OUTRIDER_ORCHESTRATOR_REQUIRE_KEYS to be set too; without it no key is looked at")
+        return key_file
 
     @field_validator("window")
     @classmethod

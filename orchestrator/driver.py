@@ -93,6 +93,11 @@ class Driver:
         """Set when nothing of the generation is left."""
 
     @property
+    def owner(self) -> str:
+        """Id of the API key that owns the session."""
+        return self._job.state.owner
+
+    @property
     def fence(self) -> int:
         """Fencing number of the generation's lease."""
         return self._job.fence
@@ -121,7 +126,7 @@ class Driver:
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
-        with log_ids(session=self._job.session_id):
+        with log_ids(session=self._job.session_id, **({"key": self.owner} if self.owner else {})):
             await self._run()
 
     async def _run(self) -> None:

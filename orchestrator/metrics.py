@@ -36,6 +36,12 @@ class Metrics:
             ["event"],
             registry=self.registry,
         )
+        self.refused = Counter(
+            "outrider_refused_calls",
+            "Calls without a valid key, or past a limit of it",
+            ["reason"],
+            registry=self.registry,
+        )
         self.rollbacks = Counter(
             "outrider_rollbacks", "Epochs that ended with a rejection or a reset", registry=self.registry
         )

@@ -17,6 +17,7 @@ from orchestrator.events import Outcome
 from orchestrator.job import Job, Tools
 from orchestrator.language import Language
 from orchestrator.placement import Room, Wanted
+from orchestrator.quotas import Ticket
 from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
 from orchestrator.text import Detokenizer
 from outrider.errors import DataLoss, InvalidRequest, OutriderError, Unavailable
@@ -33,6 +34,7 @@ from outrider.generation import (
 )
 from outrider.ids import FinishReason, SessionId, TokenClass, TokenKind
 from outrider.messages import WorkerDescription
+from outrider.store.errors import SessionNotFound
 from outrider.store.records import Lease, LogSlice, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
@@ -72,12 +74,18 @@ class Opening:
 
     # -- a new generation ------------------------------------------------------------------------------------------
 
-    async def begin(self, request: GenerationRequest, started_s: float) -> Opened:
+    async def begin(self, request: GenerationRequest, started_s: float, ticket: Ticket) -> Opened:
         """Check a request, place it, and write its prompt.
+
+        Args:
+            request: what is asked for.
+            started_s: when it arrived, on the monotonic clock.
+            ticket: of the caller, who will own a new session, and must own an old one.
 
         Raises:
             InvalidRequest: a field's value is not allowed.
-            NotFound: it names a session that does not exist.
+            NotFound: it names a session that does not exist, or is somebody else's.
+            LimitReached: the caller has no tokens left.
             FailedPrecondition: another generation of the session is under way.
             Unavailable: no verifier can be reached.
             StoreError: the session could not be written.
@@ -85,21 +93,23 @@ class Opening:
         self._require_model(request.model)
         check(request, self._language.vocabulary)
         if request.session_id:
+            await self.require_owner(request.session_id, ticket.caller.key_id)
             async with self._lease(request.session_id, force=False) as lease:
-                return await self._begin_turn(request, lease, started_s)
+                return await self._begin_turn(request, lease, started_s, ticket)
         prompt = await self._encode(request, first=True)
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
-        state = self._state(request, len(prompt), verifier)
+        state = self._state(request, len(prompt), verifier, ticket)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, len(prompt), verifier)
-        session_id, classes = SessionId(secrets.token_hex(12)), _prompt_classes(len(prompt))
+        await ticket.reserve(len(prompt), len(prompt), len(prompt) + state.max_tokens)
+        session_id, classes = ticket.session_id, _prompt_classes(len(prompt))
         lease = await self._tools.store.create(
             session_id, state, prompt, classes, self._owner(), self._tools.settings.lease_ttl_s
         )
         logged = LogSlice(0, prompt, classes, len(prompt))
         return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
 
-    async def _begin_turn(self, request: GenerationRequest, lease: Lease, started_s: float) -> Opened:
+    async def _begin_turn(self, request: GenerationRequest, lease: Lease, started_s: float, ticket: Ticket) -> Opened:
         """Append a prompt to the log of an existing session."""
         store, session_id = self._tools.store, request.session_id
         before, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
@@ -107,9 +117,10 @@ class Opening:
         prompt = await self._encode(request, first=False)
         length = logged.length + len(prompt)
         verifier = await self._verifier_of(session_id, self._room(request, length))
-        state = self._state(request, length, verifier)
+        state = self._state(request, length, verifier, ticket)
         drafter, off_reason = await self._choose_drafter(request, state.max_tokens, length, verifier)
         classes = _prompt_classes(len(prompt))
+        await ticket.reserve(length, length, length + state.max_tokens)
         await store.begin_turn(session_id, lease.fence, logged.length, prompt, classes, state)
         logged = LogSlice(0, logged.token_ids + prompt, logged.classes + classes, length)
         return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
@@ -125,7 +136,9 @@ class Opening:
         )
         return Opened(job, commit)
 
-    def _state(self, request: GenerationRequest, prompt_len: int, verifier: WorkerDescription) -> SessionState:
+    def _state(
+        self, request: GenerationRequest, prompt_len: int, verifier: WorkerDescription, ticket: Ticket
+    ) -> SessionState:
         """Return the state that a request begins with."""
         mode = choose_mode(request, self._defaults)
         return SessionState(
@@ -141,23 +154,31 @@ class Opening:
             stop_strings=request.stop,
             stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
             verifier_id=verifier.worker_id,
+            owner=ticket.caller.key_id,
         )
 
     # -- a stored one ----------------------------------------------------------------------------------------------
 
-    async def resume(self, asked: ResumeFrom, started_s: float) -> Opened | Over:
+    async def resume(self, asked: ResumeFrom, started_s: float, ticket: Ticket) -> Opened | Over:
         """Take a session over and go on from its log.
 
         What the log holds from the position on is told again, its text derived again; log-probabilities, and where
         tokens came from, are not.
 
+        Args:
+            asked: the session, and from where on.
+            started_s: when the call arrived, on the monotonic clock.
+            ticket: of the caller, who must own the session.
+
         Raises:
-            NotFound: there is no such session.
+            NotFound: there is no such session, or it is somebody else's.
+            LimitReached: the caller has no tokens left.
             InvalidRequest: the position is before the generation or past where it must have ended.
             DataLoss: tokens that were shown are lost, and another draw would give others.
             Unavailable: no verifier can be reached.
             StoreError: the session could not be read.
         """
+        await self.require_owner(asked.session_id, ticket.caller.key_id)
         async with self._lease(asked.session_id, force=True) as lease:
             store = self._tools.store
             state, logged = await asyncio.gather(store.read_state(asked.session_id), store.read_log(asked.session_id))
@@ -173,7 +194,9 @@ class Opening:
                     f"the log of session {asked.session_id} ends at {logged.length}: what was shown from there to "
                     f"{asked.next_position} is lost, and would be drawn differently"
                 )
-            room = state.prompt_len + state.max_tokens - logged.length
+            final_len = state.prompt_len + state.max_tokens
+            await ticket.reserve(0, logged.length, final_len)
+            room = final_len - logged.length
             drafter, off_reason = await self._choose_drafter(None, room, logged.length, verifier)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
             told = (*self._refusal(found), *(() if seen is None else (replace(seen, kinds=()),)))
@@ -199,6 +222,17 @@ class Opening:
         return promises[0] if promises else "distribution"
 
     # -- parts of both ---------------------------------------------------------------------------------------------
+
+    async def require_owner(self, session_id: SessionId, owner: str) -> SessionState:
+        """Return a session's state; before the lease, which others must be able neither to take nor to see.
+
+        Raises:
+            SessionNotFound: there is no such session, or it is somebody else's: the answer is the same.
+        """
+        state = await self._tools.store.read_state(session_id)
+        if state.owner != owner:
+            raise SessionNotFound.of(session_id)
+        return state
 
     @asynccontextmanager
     async def _lease(self, session_id: SessionId, *, force: bool) -> AsyncIterator[Lease]:

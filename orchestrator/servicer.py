@@ -1,17 +1,21 @@
-"""`GenerationService` over gRPC: decodes, calls `orchestrator.sessions`, encodes.
+"""`GenerationService` over gRPC: finds out who calls, decodes, calls `orchestrator.sessions`, encodes.
 
-Errors become statuses in `outrider.rpc`.
+Every method first asks `Access` who calls, and counts the call. Errors become statuses in `outrider.rpc`.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.access import Access, Caller
+from orchestrator.quotas import Quotas, Ticket
 from orchestrator.sessions import Sessions
 from outrider.codec.catalogue import model_to_proto, session_to_proto
 from outrider.codec.checks import CLIENT
 from outrider.codec.generation import event_to_proto, request_from_proto, resume_from_proto
 from outrider.errors import Unavailable
+from outrider.generation import Finished, GenerationEvent
 from outrider.ids import SessionId
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
@@ -19,46 +23,92 @@ from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What calls are answered with."""
+
+    sessions: Sessions
+    access: Access
+    quotas: Quotas
+
+    async def told(
+        self, ticket: Ticket, events: AsyncGenerator[GenerationEvent, None]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield a generation's events, counted, as long as the caller's key is valid."""
+        async with aclosing(events), aclosing(self.access.watched(ticket.caller, events)) as watched:
+            async for event in watched:
+                ticket.count(event)
+                if isinstance(event, Finished):
+                    await ticket.leave()  # before the client hears of the end, and may ask for more
+                yield event
+
+
 class GenerationServicer(GenerationServiceServicer):
     """Answers clients once it is opened for business."""
 
     def __init__(self) -> None:
         """Refuse everything until `open_for_business`."""
-        self._opened: Sessions | None = None
+        self._opened: Desk | None = None
 
-    def open_for_business(self, sessions: Sessions) -> None:
+    def open_for_business(self, desk: Desk) -> None:
         """Answer from now on."""
-        self._opened = sessions
+        self._opened = desk
 
     @property
-    def _sessions(self) -> Sessions:
+    def _desk(self) -> Desk:
         if self._opened is None:
             raise Unavailable("the orchestrator is starting")
         return self._opened
 
+    async def _caller(self, context: Any) -> Caller:
+        """Return who calls."""
+        return await self._desk.access.caller(context.invocation_metadata())
+
+    async def _asking(self, context: Any) -> Caller:
+        """Return who calls, and count a call that generates nothing."""
+        caller = await self._caller(context)
+        await self._desk.quotas.request(caller)
+        return caller
+
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Generate a continuation."""
-        async with aclosing(self._sessions.generate(request_from_proto(request))) as events:
+        desk, caller = self._desk, await self._caller(context)
+        asked = request_from_proto(request)
+        async with (
+            desk.quotas.ticket(caller, asked.session_id) as ticket,
+            aclosing(desk.told(ticket, desk.sessions.generate(asked, ticket))) as events,
+        ):
             async for event in events:
                 yield pb.GenerateResponse(event=event_to_proto(event))
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> AsyncGenerator[pb.ResumeResponse, None]:
         """Go on with a generation."""
-        async with aclosing(self._sessions.resume(resume_from_proto(request))) as events:
+        desk, caller = self._desk, await self._caller(context)
+        asked = resume_from_proto(request)
+        async with (
+            desk.quotas.ticket(caller, asked.session_id, resuming=True) as ticket,
+            aclosing(desk.told(ticket, desk.sessions.resume(asked, ticket))) as events,
+        ):
             async for event in events:
                 yield pb.ResumeResponse(event=event_to_proto(event))
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Any) -> pb.GetSessionResponse:
         """Return what is stored about a session."""
-        session_id = SessionId(CLIENT.name("session_id", request.session_id))
-        summary = await self._sessions.summary(session_id, include_token_ids=request.include_token_ids)
+        caller = await self._asking(context)
+        session_id = SessionId(CLIENT.session("session_id", request.session_id))
+        summary = await self._desk.sessions.summary(
+            session_id, owner=caller.key_id, include_token_ids=request.include_token_ids
+        )
         return pb.GetSessionResponse(session=session_to_proto(summary))
 
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Any) -> pb.DeleteSessionResponse:
         """Forget a session."""
-        await self._sessions.delete(SessionId(CLIENT.name("session_id", request.session_id)))
+        caller = await self._asking(context)
+        session_id = SessionId(CLIENT.session("session_id", request.session_id))
+        await self._desk.sessions.delete(session_id, owner=caller.key_id)
         return pb.DeleteSessionResponse()
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         """List the models that can be asked for now."""
-        return pb.ListModelsResponse(models=[model_to_proto(model) for model in await self._sessions.models()])
+        await self._asking(context)
+        return pb.ListModelsResponse(models=[model_to_proto(model) for model in await self._desk.sessions.models()])

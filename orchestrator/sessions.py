@@ -13,10 +13,12 @@ from orchestrator.events import Cancelled, Failed
 from orchestrator.job import Tools
 from orchestrator.language import Language
 from orchestrator.opening import Opened, Opening, Over
+from orchestrator.quotas import Ticket
 from orchestrator.requests import Defaults
-from outrider.errors import LeaseLost, NotFound, ResourceExhausted, Unavailable
+from outrider.errors import LeaseLost, ResourceExhausted, Unavailable
 from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
+from outrider.store.errors import SessionNotFound
 from outrider.store.records import SessionStatus
 
 log = logging.getLogger(__name__)
@@ -81,8 +83,14 @@ class Sessions:
 
     # -- generations -----------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def generate(
+        self, request: GenerationRequest, ticket: Ticket | None = None
+    ) -> AsyncGenerator[GenerationEvent, None]:
         """Run a request; leaving the iterator early calls it off.
+
+        Args:
+            request: what is asked for.
+            ticket: of the caller; none: anybody's.
 
         Raises:
             OutriderError: it is refused, or failed.
@@ -90,7 +98,7 @@ class Sessions:
         started_s = time.monotonic()
         self._admit()
         try:
-            opened = await self._opening.begin(request, started_s)
+            opened = await self._opening.begin(request, started_s, ticket or Ticket())
             driver = self._launch(opened)
         finally:
             self._opening_now -= 1
@@ -99,8 +107,12 @@ class Sessions:
             async for event in events:
                 yield event
 
-    async def resume(self, asked: ResumeFrom) -> AsyncGenerator[GenerationEvent, None]:
+    async def resume(self, asked: ResumeFrom, ticket: Ticket | None = None) -> AsyncGenerator[GenerationEvent, None]:
         """Go on with a generation whose stream was lost, wherever it ran.
+
+        Args:
+            asked: the session, and from where on.
+            ticket: of the caller; none: anybody's.
 
         Raises:
             OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
@@ -111,7 +123,7 @@ class Sessions:
             before = self._running.get(asked.session_id)
             if before is not None:
                 before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
-            opened = await self._opening.resume(asked, started_s)
+            opened = await self._opening.resume(asked, started_s, ticket or Ticket())
             driver = self._launch(opened) if isinstance(opened, Opened) else None
         finally:
             self._opening_now -= 1
@@ -179,14 +191,21 @@ class Sessions:
 
     # -- what is asked about sessions ------------------------------------------------------------------------------
 
-    async def summary(self, session_id: SessionId, *, include_token_ids: bool = False) -> SessionSummary:
+    async def summary(
+        self, session_id: SessionId, *, owner: str = "", include_token_ids: bool = False
+    ) -> SessionSummary:
         """Return what is stored about a session.
 
+        Args:
+            session_id: the session.
+            owner: id of the key of whoever asks.
+            include_token_ids: whether to return its log.
+
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or it is somebody else's.
         """
-        store = self._tools.store
-        state, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
+        state = await self._opening.require_owner(session_id, owner)
+        logged = await self._tools.store.read_log(session_id)
         return SessionSummary(
             session_id,
             state.model,
@@ -197,17 +216,25 @@ class Sessions:
             logged.token_ids if include_token_ids else (),
         )
 
-    async def delete(self, session_id: SessionId) -> None:
+    async def delete(self, session_id: SessionId, *, owner: str = "") -> None:
         """Forget a session; a generation of it is called off.
 
+        Args:
+            session_id: the session.
+            owner: id of the key of whoever asks.
+
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or it is somebody else's.
         """
         driver = self._running.get(session_id)
-        if driver is not None:
+        if driver is None:
+            await self._opening.require_owner(session_id, owner)
+        elif driver.owner != owner:
+            raise SessionNotFound.of(session_id)
+        else:
             driver.feed(Cancelled())
         if not await self._tools.store.delete(session_id) and driver is None:
-            raise NotFound(f"session {session_id} is not in the store")
+            raise SessionNotFound.of(session_id)
 
     async def models(self) -> list[ModelDescription]:
         """Return the models that can be asked for now."""

@@ -18,8 +18,8 @@ from outrider.errors import InvalidRequest
 PREFIX = "OUTRIDER_"
 SERVICE_PREFIXES = ("OUTRIDER_DRAFT_", "OUTRIDER_ORCHESTRATOR_", "OUTRIDER_VERIFY_")
 """Variables behind another service's prefix are that service's to check."""
-SHARED_VARIABLES = frozenset({"OUTRIDER_CACHE"})
-"""Variables that are no service's setting: where models and probe results are kept."""
+SHARED_VARIABLES = frozenset({"OUTRIDER_CACHE", "OUTRIDER_API_KEY"})
+"""Variables that are no service's setting: where models and probe results are kept, and what a client shows."""
 
 
 class ServiceSettings(BaseSettings):
@@ -74,7 +74,8 @@ def _refuse_unknown(cls: type[ServiceSettings]) -> None:
     if unknown:
         name = unknown[0]
         close = difflib.get_close_matches(name, known, 1) or sorted(known)
-        raise InvalidRequest(name, os.environ[name], f"no such variable; known: {', '.join(close)}")
+        # What it holds is not shown: it may be a secret meant for a variable of a similar name.
+        raise InvalidRequest(name, "what it holds", f"no such variable; known: {', '.join(close)}")
 
 
 def _prefix(cls: type[ServiceSettings]) -> str:

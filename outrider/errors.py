@@ -5,10 +5,12 @@ gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` r
 
     OutriderError                    (never raised itself)
     ├── InvalidRequest               INVALID_ARGUMENT     INVALID_REQUEST        + BadRequest field violation
+    ├── Unauthenticated              UNAUTHENTICATED      UNAUTHENTICATED
     ├── NotFound                     NOT_FOUND            NOT_FOUND
     ├── FailedPrecondition           FAILED_PRECONDITION  FAILED_PRECONDITION
     │   └── VocabularyMismatch       FAILED_PRECONDITION  VOCABULARY_MISMATCH
     ├── ResourceExhausted            RESOURCE_EXHAUSTED   RESOURCE_EXHAUSTED     + RetryInfo
+    │   └── LimitReached             RESOURCE_EXHAUSTED   LIMIT_REACHED          + RetryInfo
     ├── Unavailable                  UNAVAILABLE          UNAVAILABLE
     ├── DeadlineExceeded             DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
     ├── Cancelled                    CANCELLED            CANCELLED
@@ -42,6 +44,7 @@ class Code(IntEnum):
     INTERNAL = 13
     UNAVAILABLE = 14
     DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class OutriderError(Exception):
@@ -101,6 +104,12 @@ class InvalidRequest(OutriderError):
         return error
 
 
+class Unauthenticated(OutriderError):
+    """The caller did not show an API key, or one that is not, or no longer, valid."""
+
+    reason = "UNAUTHENTICATED"
+
+
 class NotFound(OutriderError):
     """A session, model or worker that does not exist."""
 
@@ -145,6 +154,34 @@ class ResourceExhausted(OutriderError):
             return cls(message, float(metadata.get("retry_delay_s", "1.0")))
         except ValueError:
             return cls(message)
+
+
+class LimitReached(ResourceExhausted):
+    """The caller's API key has used up one of its limits for now."""
+
+    reason = "LIMIT_REACHED"
+
+    def __init__(self, message: str, retry_delay_s: float = 1.0, limit: str = "") -> None:
+        """Keep which limit it is.
+
+        Args:
+            message: what the key may use.
+            retry_delay_s: seconds until there may be room again, >= 0.
+            limit: name of the limit, a field of `outrider.keys.KeyLimits`.
+        """
+        super().__init__(message, retry_delay_s)
+        self.limit = limit
+
+    def metadata(self) -> dict[str, str]:
+        """Return retry delay and limit."""
+        return {**super().metadata(), "limit": self.limit}
+
+    @classmethod
+    def rebuild(cls, message: str, metadata: Mapping[str, str]) -> Self:
+        """Make the error again, with the name of the limit where there is one."""
+        error = super().rebuild(message, metadata)
+        error.limit = metadata.get("limit", "")
+        return error
 
 
 class Unavailable(OutriderError):
@@ -203,6 +240,7 @@ class Internal(OutriderError):
 
 STATUS_CODES: Mapping[type[OutriderError], Code] = {
     InvalidRequest: Code.INVALID_ARGUMENT,
+    Unauthenticated: Code.UNAUTHENTICATED,
     NotFound: Code.NOT_FOUND,
     FailedPrecondition: Code.FAILED_PRECONDITION,
     ResourceExhausted: Code.RESOURCE_EXHAUSTED,
@@ -229,6 +267,7 @@ DEFAULT_CLASSES: Mapping[Code, type[OutriderError]] = {
     Code.INTERNAL: Internal,
     Code.UNAVAILABLE: Unavailable,
     Code.DATA_LOSS: DataLoss,
+    Code.UNAUTHENTICATED: Unauthenticated,
 }
 """The same table read backwards for a status without `ErrorInfo`: what gRPC itself or a foreign server sends."""
 

@@ -13,6 +13,7 @@ import uvloop
 
 from outrider.config import ServiceSettings
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.redaction import redacted
 from outrider.rpc import RpcServer, serve_until_terminated
 from outrider.telemetry import configure_logging, metrics_endpoint
 
@@ -59,7 +60,7 @@ def run_service(name: str, settings_type: type[SettingsT], make: Callable[[Setti
     try:
         settings = settings_type.load()
     except InvalidRequest as error:
-        print(error, file=sys.stderr)
+        print(redacted(str(error)), file=sys.stderr)
         return 2
     configure_logging(settings.log_level, settings.log_format)
     log = logging.getLogger(name)

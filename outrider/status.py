@@ -25,6 +25,7 @@ from outrider.errors import (
     class_of,
     code_of,
 )
+from outrider.redaction import redacted
 
 DOMAIN = "outrider"
 """`ErrorInfo.domain` of every error of ours."""
@@ -34,7 +35,7 @@ MAX_MESSAGE_CHARS = 2000
 
 def status_of(error: OutriderError) -> Status:
     """Describe an error as a `google.rpc.Status` with details."""
-    message = error.message[:MAX_MESSAGE_CHARS]
+    message = redacted(error.message)[:MAX_MESSAGE_CHARS]
     details: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata())]
     if isinstance(error, InvalidRequest):
         violation = BadRequest.FieldViolation(field=error.field, description=message)

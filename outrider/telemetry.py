@@ -1,7 +1,7 @@
 """Logs and metrics of all services.
 
 Logs: the standard library's, with ids (session, generation, worker) taken from a context variable, so that no call has
-to pass them on. INFO once per generation, DEBUG per round, nothing per token.
+to pass them on. INFO once per generation, DEBUG per round, nothing per token. Secrets are taken out of every line.
 
 Metrics: counters and histograms; ratios are queries. No label ever names a session. The names keep the suffixes that
 dashboards of other engines know, behind our prefix.
@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Literal, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+
+from outrider.redaction import redacted
 
 _ids: ContextVar[Mapping[str, str]] = ContextVar("outrider_log_ids", default=MappingProxyType({}))
 
@@ -61,6 +63,10 @@ class PlainFormatter(logging.Formatter):
         """Fix the layout."""
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Lay out one record, its traceback included, without secrets."""
+        return redacted(super().format(record))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the standard library's name)
         """Lay out one record without its traceback."""
         ids = " ".join(f"{name}={value}" for name, value in _ids.get().items())
@@ -77,11 +83,11 @@ class JsonFormatter(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redacted(record.getMessage()),
             **_ids.get(),
         }
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = redacted(self.formatException(record.exc_info))
         return json.dumps(entry, ensure_ascii=False)
 
 

@@ -20,6 +20,7 @@ from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, Spec
 from outrider.ids import Mode
 from outrider.messages import SamplingParams
 from outrider.model.names import DEFAULT_MODEL
+from outrider.redaction import redacted
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
 console = Console(highlight=False)
@@ -121,7 +122,7 @@ def main() -> None:
     try:
         app()
     except OutriderError as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {error.message}", soft_wrap=True)
+        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {redacted(error.message)}", soft_wrap=True)
         sys.exit(1)
 
 

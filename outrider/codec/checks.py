@@ -5,6 +5,7 @@ The same checks serve two kinds of sender, who get different errors: a client is
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,12 +19,20 @@ MAX_INT = 2**31 - 1
 """Largest token id, position or count."""
 MAX_SESSION_TOKENS = 1 << 22
 """Most ids in one list of a session's tokens."""
+MAX_NAME_CHARS = 256
+"""Most characters of a name: of a model, a worker, an address, a kind of drafter, a label."""
+MAX_TEXT_CHARS = 4096
+"""Most characters of a sentence, a fingerprint, or an attribute's value."""
+MAX_SESSION_CHARS = 128
+"""Most characters of a session's name."""
 MAX_GAMMA = 256
 """Most tokens of one proposal."""
 MAX_WINDOW = 1024
 """Most tokens a chain may be ahead."""
 MAX_LOGPROBS = 128
 """Most log-probabilities per token."""
+
+_SESSION = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_SESSION_CHARS}}}")
 
 _IntEnum = TypeVar("_IntEnum", bound=IntEnum)
 
@@ -61,9 +70,23 @@ class Checks:
         return tuple(values)
 
     def name(self, field: str, value: str) -> str:
-        """Return `value` if it is not empty."""
-        if not value:
-            raise self.fault(field, value, "a non-empty string")
+        """Return `value` if it is not empty, and no longer than a name."""
+        if not 1 <= len(value) <= MAX_NAME_CHARS:
+            shown = value if len(value) <= MAX_NAME_CHARS else f"{len(value)} characters"
+            raise self.fault(field, shown, f"1 .. {MAX_NAME_CHARS} characters")
+        return value
+
+    def text(self, field: str, value: str, high: int = MAX_NAME_CHARS) -> str:
+        """Return `value` if it has at most `high` characters; it may be empty."""
+        if len(value) > high:
+            raise self.fault(field, f"{len(value)} characters", f"at most {high} characters")
+        return value
+
+    def session(self, field: str, value: str) -> str:
+        """Return `value` if it can be a session's name: such as this side makes, and safe in keys, paths and logs."""
+        if not _SESSION.fullmatch(value):
+            allowed = f"1 .. {MAX_SESSION_CHARS} letters, digits and - _ . : from the session's started event"
+            raise self.fault(field, value, allowed)
         return value
 
     def enum(self, field: str, value: int, kind: type[_IntEnum]) -> _IntEnum:

@@ -63,7 +63,8 @@ def decode_request_from_proto(message: pb.DecodeRequest) -> DecodeRequestMessage
             return _open_from_proto(message.open)
         case "attach":
             generation = t.generation_from_proto(message.attach.generation)
-            return DecodeAttach(generation, WorkerId(message.attach.worker_id))
+            worker_id = PEER.text("attach.worker_id", message.attach.worker_id)
+            return DecodeAttach(generation, WorkerId(worker_id))
         case "progress":
             return _progress_from_proto(message.progress)
         case "close":
@@ -112,7 +113,7 @@ def _open_from_proto(message: pb.DecodeOpen) -> DecodeOpen:
         commit_limit=PEER.integer("open.commit_limit", message.commit_limit),
         speculation=t.speculation_from_proto(message.speculation),
         patience_s=_patience("open.patience", message.patience if message.HasField("patience") else None),
-        worker_id=WorkerId(message.worker_id),
+        worker_id=WorkerId(PEER.text("open.worker_id", message.worker_id)),
     )
 
 

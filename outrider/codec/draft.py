@@ -157,6 +157,6 @@ def _status_from_proto(message: pb.DraftStatus) -> DraftStatus:
         draft_s_per_token=PEER.seconds("status.draft_time_per_token", message.draft_time_per_token),
         num_drafted=PEER.integer("status.num_drafted", message.num_drafted, 0, _MAX_COUNTER),
         num_discarded=PEER.integer("status.num_discarded", message.num_discarded, 0, _MAX_COUNTER),
-        drafter=message.drafter,
+        drafter=PEER.text("status.drafter", message.drafter),
         missing_from=PEER.integer("status.missing_from", message.missing_from) if missing else -1,
     )

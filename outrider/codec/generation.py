@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from outrider.codec import types as t
-from outrider.codec.checks import CLIENT, MAX_GAMMA, MAX_LOGPROBS, MAX_WINDOW, PEER, duration
+from outrider.codec.checks import CLIENT, MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, duration
 from outrider.generation import (
     ChatMessage,
     ChatPrompt,
@@ -24,6 +24,10 @@ from outrider.ids import FinishReason, Mode, SessionId
 from outrider.messages import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 
+MAX_PROMPT_CHARS = 1 << 22
+"""Most characters of a text, and of all messages of a conversation together."""
+MAX_PROMPT_TOKENS = 1 << 20
+"""Most ids of a prompt; no model's context is longer."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_CHAT_MESSAGES = 1 << 14
@@ -75,8 +79,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
     sampling = t.sampling_from_proto(message.sampling, CLIENT)
     return GenerationRequest(
         prompt=_prompt_from_proto(message),
-        model=message.model,
-        session_id=SessionId(message.session_id),
+        model=CLIENT.text("model", message.model),
+        session_id=SessionId(CLIENT.session("session_id", message.session_id) if message.session_id else ""),
         max_tokens=CLIENT.integer("max_tokens", message.max_tokens, 1) if has("max_tokens") else None,
         sampling=sampling,
         seed=message.seed if has("seed") else None,
@@ -85,7 +89,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         ignore_eos=message.ignore_eos,
         mode=_mode_from_proto(message, sampling),
         speculation=_choice_from_proto(message.speculation),
-        drafter=message.drafter,
+        drafter=CLIENT.text("drafter", message.drafter),
         num_logprobs=CLIENT.integer("logprobs", message.logprobs, 0, MAX_LOGPROBS) if has("logprobs") else None,
         return_token_origin=message.return_token_origin,
         sample_index=CLIENT.integer("sample_index", message.sample_index),
@@ -107,11 +111,15 @@ def _set_prompt(message: pb.GenerateRequest, request: GenerationRequest) -> None
 def _prompt_from_proto(message: pb.GenerateRequest) -> TextPrompt | TokenPrompt | ChatPrompt:
     match message.WhichOneof("input"):
         case "text":
-            return TextPrompt(CLIENT.name("text", message.text))
+            CLIENT.require(bool(message.text), "text", message.text, "a non-empty string")
+            return TextPrompt(CLIENT.text("text", message.text, MAX_PROMPT_CHARS))
         case "token_ids":
-            return TokenPrompt(CLIENT.ids("token_ids", message.token_ids.token_ids, 1))
+            return TokenPrompt(CLIENT.ids("token_ids", message.token_ids.token_ids, 1, MAX_PROMPT_TOKENS))
         case "chat":
             CLIENT.count("chat.messages", message.chat.messages, 1, MAX_CHAT_MESSAGES)
+            num_chars = sum(len(entry.content) for entry in message.chat.messages)
+            allowed = f"at most {MAX_PROMPT_CHARS} characters"
+            CLIENT.require(num_chars <= MAX_PROMPT_CHARS, "chat.messages", f"{num_chars} characters", allowed)
             return ChatPrompt(tuple(_chat_message(entry) for entry in message.chat.messages))
         case None:
             raise CLIENT.fault("input", None, "one of text, token_ids, chat")
@@ -178,7 +186,7 @@ def resume_from_proto(message: pb.ResumeRequest) -> ResumeFrom:
     Raises:
         InvalidRequest: the session is empty, or the position out of range.
     """
-    session_id = SessionId(CLIENT.name("session_id", message.session_id))
+    session_id = SessionId(CLIENT.session("session_id", message.session_id))
     return ResumeFrom(session_id, CLIENT.integer("next_position", message.next_position))
 
 
@@ -212,7 +220,8 @@ def event_from_proto(message: pb.GenerationEvent) -> GenerationEvent:
         case "chunk":
             return _chunk_from_proto(message.chunk)
         case "notice":
-            return Notice(PEER.name("notice.reason", message.notice.reason), message.notice.text)
+            text = PEER.text("notice.text", message.notice.text, MAX_TEXT_CHARS)
+            return Notice(PEER.name("notice.reason", message.notice.reason), text)
         case "finished":
             return _finished_from_proto(message.finished)
         case None:

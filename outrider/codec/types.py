@@ -1,12 +1,12 @@
 """Codec of `types.proto`: what several services say."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from outrider.codec.checks import MAX_GAMMA, MAX_LOGPROBS, MAX_WINDOW, PEER, Checks
+from outrider.codec.checks import MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, Checks
 from outrider.ids import Epoch, Generation, Mode, TokenKind, WorkerId
 from outrider.messages import (
     COUNT_TOTAL,
@@ -26,6 +26,8 @@ MAX_ROW_TOKENS = 128
 MAX_LOGIT_BIAS = 4096
 """Most biased tokens of a request."""
 MAX_TENSOR_AXES = 8
+MAX_ATTRIBUTES = 64
+"""Most attributes of a worker's description."""
 KEY_BYTES = 16
 
 _FloatField = Literal["repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p", "min_p"]
@@ -294,18 +296,26 @@ def description_from_proto(message: pb.WorkerDescription) -> WorkerDescription:
         worker_id=WorkerId(PEER.name("worker.worker_id", message.worker_id)),
         role=_ROLE_NAMES[message.role],
         address=PEER.name("worker.address", message.address),
-        model=message.model,
+        model=PEER.text("worker.model", message.model, MAX_TEXT_CHARS),
         vocabulary=vocabulary_from_proto(message.vocabulary),
         context_len=PEER.integer("worker.context_len", message.context_len),
-        dtype=message.dtype,
-        drafter=message.drafter,
+        dtype=PEER.text("worker.dtype", message.dtype),
+        drafter=PEER.text("worker.drafter", message.drafter),
         exactness=guarantee_from_proto("worker.guarantee", message.guarantee),
-        fingerprint=message.fingerprint,
+        fingerprint=PEER.text("worker.fingerprint", message.fingerprint, MAX_TEXT_CHARS),
         capacity=PEER.integer("worker.capacity", message.capacity),
         load=PEER.integer("worker.load", message.load),
         draining=message.draining,
-        attributes=dict(message.attributes),
+        attributes=_attributes(message.attributes),
     )
+
+
+def _attributes(attributes: Mapping[str, str]) -> dict[str, str]:
+    PEER.require(len(attributes) <= MAX_ATTRIBUTES, "worker.attributes", len(attributes), f"at most {MAX_ATTRIBUTES}")
+    for name, value in attributes.items():
+        PEER.text("worker.attributes", name)
+        PEER.text(f"worker.attributes[{name}]", value, MAX_TEXT_CHARS)
+    return dict(attributes)
 
 
 def draining_to_proto(draining: Draining) -> pb.Draining:
@@ -315,4 +325,4 @@ def draining_to_proto(draining: Draining) -> pb.Draining:
 
 def draining_from_proto(message: pb.Draining) -> Draining:
     """Decode the notice that the sender is stopping."""
-    return Draining(message.reason)
+    return Draining(PEER.text("draining.reason", message.reason, MAX_TEXT_CHARS))

@@ -93,6 +93,7 @@ _INTEGER = _Codec(_integer, int)
 
 _FIELDS: Mapping[str, _Codec] = {
     "model": _TEXT,
+    "owner": _TEXT,
     "mode": _Codec(_integer, lambda raw: Mode(int(raw))),
     "prompt_len": _INTEGER,
     "max_tokens": _INTEGER,

@@ -16,6 +16,8 @@
 `outrider.errors` has the root, the codes, and how an error crosses the wire.
 """
 
+from typing import Self
+
 from outrider.errors import FailedPrecondition, LeaseLost, NotFound, StoreError, StoreUnavailable
 
 
@@ -26,9 +28,14 @@ class SessionExists(FailedPrecondition, StoreError):
 
 
 class SessionNotFound(NotFound, StoreError):
-    """No session with this id: never made, deleted, or expired."""
+    """No session with this id: never made, deleted, expired, or somebody else's."""
 
     reason = "SESSION_NOT_FOUND"
+
+    @classmethod
+    def of(cls, session_id: str) -> Self:
+        """Return the error for a session; always the same words: they tell nothing of others' sessions."""
+        return cls(f"session {session_id} is not in the store")
 
 
 class LeaseHeld(FailedPrecondition, StoreError):

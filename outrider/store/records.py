@@ -59,6 +59,8 @@ class SessionState:
     draft_id: WorkerId = NO_WORKER
     counters: Mapping[str, int] = field(default_factory=dict)
     """Running totals, by name."""
+    owner: str = ""
+    """Id of the API key that made the session, and alone may use it; empty: made without a key."""
 
 
 @dataclass(frozen=True, slots=True)

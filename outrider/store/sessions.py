@@ -272,7 +272,7 @@ def _refusal(session_id: SessionId, reply: list[Any]) -> StoreError:
         case [b"EXISTS"]:
             return SessionExists(f"session {session_id} exists already")
         case [b"NOT_FOUND"]:
-            return SessionNotFound(f"session {session_id} is not in the store")
+            return SessionNotFound.of(session_id)
         case [b"HELD", owner]:
             return LeaseHeld(f"session {session_id} is held by {owner.decode()}", owner.decode())
         case [b"FENCED", current]:

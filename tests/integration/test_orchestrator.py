@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.opening import Opened
+from orchestrator.quotas import Ticket
 from outrider.client import Client
 from outrider.errors import (
     DataLoss,
@@ -562,7 +563,7 @@ async def test_a_resuming_call_that_finds_a_newer_one_running_gives_way(bench: B
     position = before.chunks[0].start + len(before.token_ids)
     assert app.sessions is not None
     opening = app.sessions._opening
-    older = await opening.resume(ResumeFrom(session_id, position), 0.0)
+    older = await opening.resume(ResumeFrom(session_id, position), 0.0, Ticket())
     assert isinstance(older, Opened)
     async with aclosing(client.resume(session_id, position)) as newer:
         await anext(newer)

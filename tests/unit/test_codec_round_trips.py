@@ -67,6 +67,7 @@ CAUSES = sorted(value for name, value in vars(VerdictCause).items() if name.isup
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 sessions = names.map(SessionId)
+clients_sessions = st.from_regex(r"[A-Za-z0-9_.:-]{1,128}", fullmatch=True).map(SessionId)
 workers = names.map(WorkerId)
 ints = st.integers(0, MAX)
 id_lists = st.lists(ints, min_size=1, max_size=8).map(tuple)
@@ -220,7 +221,7 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
     return GenerationRequest(
         prompt=draw(prompt),
         model=draw(texts),
-        session_id=SessionId(draw(texts)),
+        session_id=draw(st.just(SessionId("")) | clients_sessions),
         max_tokens=draw(st.none() | st.integers(1, MAX)),
         sampling=sampling,
         seed=seed,
@@ -345,7 +346,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         draft.draft_response_from_proto,
     ),
     "generation_request": (requests(), generation.request_to_proto, generation.request_from_proto),
-    "resume": (st.builds(ResumeFrom, sessions, ints), generation.resume_to_proto, generation.resume_from_proto),
+    "resume": (st.builds(ResumeFrom, clients_sessions, ints), generation.resume_to_proto, generation.resume_from_proto),
     "event": (events, generation.event_to_proto, generation.event_from_proto),
     "description": (descriptions, types.description_to_proto, types.description_from_proto),
     "session": (
