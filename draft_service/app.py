@@ -25,7 +25,7 @@ from outrider.errors import OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
-from outrider.rpc import RpcServer
+from outrider.rpc import Callers, ClientTls, Names, RpcServer, ServerTls
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
 from outrider.v1 import draft_pb2_grpc
@@ -54,7 +54,9 @@ class DraftApp:
         self.metrics = DraftMetrics()
         fresh = f"draft-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
-        self.server = RpcServer()
+        self._material = settings.cluster_tls()
+        self._store_tls = settings.store_tls()
+        self.server = RpcServer(tls=self._server_tls())
         self.address = ""
         """Where it listens, once started."""
         self.ready = asyncio.Event()
@@ -189,7 +191,15 @@ class DraftApp:
             self._refused,
             lambda features: thread.submit(GiveFeatures(features)),
             self.settings.propose_linger_s,
+            ClientTls(self._material, self.settings.tls_verifier_name) if self._material else None,
         )
+
+    def _server_tls(self) -> ServerTls | None:
+        if self._material is None:
+            return None
+        orchestrators = Names(self.settings.variable("tls_orchestrators"), self.settings.tls_orchestrators)
+        allowed = {f"/{SERVICE_NAME}/{method}": orchestrators for method in ("Describe", "Draft")}
+        return ServerTls(self._material, Callers(allowed))
 
     def _deliver(self, reports: Sequence[Report]) -> None:
         if self.seats is not None:
@@ -229,7 +239,7 @@ class DraftApp:
         """Keep the worker in the registry, if there is one, until cancelled; take it out at the end."""
         if not self.settings.store_url:
             return
-        client = open_client(self.settings.store_url)
+        client = open_client(self.settings.store_url, tls=self._store_tls)
         registry = Registry(client)
         try:
             await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)

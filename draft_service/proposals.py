@@ -5,8 +5,9 @@ waits; what is sent while a broken stream is being opened again is dropped and c
 verifier reset its chains, so anything of before is stale.
 
 A verifier that stops ends its streams once no session is left on it; an ended stream that no session needs is not
-opened again. A verifier that refuses this worker (its vocabulary is another one) is not tried again until another
-session needs it.
+opened again. A verifier that refuses this worker (its vocabulary is another one, or its certificate allows it nothing)
+is not tried again until another session needs it. Each stream has a channel of its own, and so the certificate files of
+when it was opened.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import TypeAlias
 
 from draft_service.metrics import DraftMetrics
 from outrider.codec.propose import propose_request_to_proto, propose_response_from_proto
-from outrider.errors import FailedPrecondition, OutriderError, ProtocolError, Unavailable
+from outrider.errors import FailedPrecondition, OutriderError, PermissionDenied, ProtocolError, Unavailable
 from outrider.messages import (
     Draining,
     ProposeHello,
@@ -29,13 +30,15 @@ from outrider.messages import (
     RollbackHint,
     TargetFeatures,
 )
-from outrider.rpc import Broken, Ended, Malformed, Stream, channel, client_stream
+from outrider.rpc import Broken, ClientTls, Ended, Malformed, Stream, channel, client_stream
 from outrider.v1 import verify_pb2_grpc
 
 HELLO_TIMEOUT_S = 5.0
 """How long a verifier may take to answer the hello."""
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
+REFUSALS = (FailedPrecondition, PermissionDenied)
+"""What a verifier answers to a worker that it does not want."""
 MAX_WAITING = 1024
 """Messages that wait for the answer to the first hello."""
 
@@ -54,6 +57,7 @@ class ProposeStreams:
         on_refused: Callable[[str, OutriderError], None],
         on_features: Callable[[TargetFeatures], None],
         linger_s: float = 30.0,
+        tls: ClientTls | None = None,
     ) -> None:
         """Describe the worker.
 
@@ -63,11 +67,13 @@ class ProposeStreams:
             on_refused: told the address of a verifier that does not want this worker, and why.
             on_features: takes hidden states of the target.
             linger_s: how long a stream that no session needs stays open.
+            tls: with the verifiers; None: plaintext.
         """
         self.hello = hello
         self.metrics = metrics
         self.on_refused = on_refused
         self.on_features = on_features
+        self.tls = tls
         self._linger_s = linger_s
         self._links: dict[str, Link] = {}
         self._users: dict[str, int] = {}
@@ -122,7 +128,7 @@ class ProposeStreams:
         """Run a link to its end: refused, or not needed any more."""
         try:
             await link.run()
-        except FailedPrecondition as error:
+        except REFUSALS as error:
             log.warning("verifier %s refuses this worker: %s", link.address, error)
             self.metrics.connects.labels("refused").inc()
             self.on_refused(link.address, error)
@@ -164,7 +170,7 @@ class Link:
         """Keep a stream open; one that has ended is opened again only while a session needs it.
 
         Raises:
-            FailedPrecondition: the verifier does not want this worker.
+            FailedPrecondition, PermissionDenied: the verifier does not want this worker.
         """
         backoff_s = FIRST_BACKOFF_S
         loop = asyncio.get_running_loop()
@@ -174,7 +180,7 @@ class Link:
                 await self._connect_once()
                 if loop.time() - started_s > MAX_BACKOFF_S:
                     backoff_s = FIRST_BACKOFF_S
-            except FailedPrecondition:
+            except REFUSALS:
                 raise
             except OutriderError as error:
                 log.info("no Propose stream to %s: %s", self.address, error)
@@ -190,7 +196,7 @@ class Link:
         Raises:
             OutriderError: it did not come up.
         """
-        async with channel(self.address) as to_verifier:
+        async with channel(self.address, tls=self._owner.tls) as to_verifier:
             call = verify_pb2_grpc.VerifyServiceStub(to_verifier).Propose()
             stream: ProposeStream
             async with client_stream(call, propose_request_to_proto, propose_response_from_proto) as stream:

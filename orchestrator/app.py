@@ -11,19 +11,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from orchestrator.access import Access, KeySource
+from orchestrator.channels import Channels
 from orchestrator.config import OrchestratorSettings
 from orchestrator.job import Tools
 from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
 from orchestrator.metrics import Metrics
-from orchestrator.placement import Channels, Placement, RegistrySource, StaticSource, WorkerSource
+from orchestrator.placement import Placement, RegistrySource, StaticSource, WorkerSource
 from orchestrator.quotas import Quotas
 from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
 from outrider.errors import OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
-from outrider.rpc import RpcServer
+from outrider.rpc import ClientTls, RpcServer, ServerTls
 from outrider.store.connect import StoreClient, open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.keys import KeyStore
@@ -47,7 +48,8 @@ class OrchestratorApp:
         self.metrics = Metrics()
         fresh = f"orchestrator-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
-        self.server = RpcServer()
+        self._material, self._store_tls, served = settings.cluster_tls(), settings.store_tls(), settings.serve_tls()
+        self.server = RpcServer(tls=ServerTls(served) if served else None)
         self.address = ""
         """Where it listens, once started."""
         self.ready = asyncio.Event()
@@ -74,9 +76,9 @@ class OrchestratorApp:
             url = settings.store_url
             if not url:
                 url = (await exits.enter_async_context(EmbeddedServer())).url
-            client = open_client(url)
+            client = open_client(url, tls=self._store_tls)
             exits.push_async_callback(client.aclose)
-            channels = Channels()
+            channels = self._channels()
             exits.push_async_callback(channels.close)
             registry = Registry(client)
             placement = Placement(self._source(registry, channels), channels, language.vocabulary)
@@ -99,6 +101,14 @@ class OrchestratorApp:
         self._draining = True
         if self.sessions is not None:
             await self.sessions.drain()
+
+    def _channels(self) -> Channels:
+        settings, material = self.settings, self._material
+        if material is None:
+            return Channels()
+        names = {"verify": settings.tls_verifier_name, "draft": settings.tls_draft_name}
+        tls = {role: ClientTls(material, name) for role, name in names.items()}
+        return Channels(tls, settings.generation_timeout_s)
 
     async def _access(self, client: StoreClient) -> Access:
         """Return who is let in: by the file's keys, then the store's; everybody if no key is required."""

@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from orchestrator.job import Settings
 from orchestrator.requests import Defaults
 from orchestrator.tuning import Limits
+from outrider.certificates import TlsFiles, TlsMaterial
 from outrider.config import ServiceSettings
 from outrider.ids import Mode
 from outrider.messages import Speculation
@@ -35,6 +36,16 @@ class OrchestratorSettings(ServiceSettings):
     """Verifiers, comma-separated; empty: those in the registry."""
     draft_addresses: Addresses = ()
     """Draft workers, comma-separated; only beside `verify_addresses`, since otherwise the registry is asked."""
+    serve_tls_cert: str = ""
+    """File with the certificate that clients see; with its key it turns on TLS for clients."""
+    serve_tls_key: str = ""
+    """File with that certificate's key."""
+    serve_tls_client_ca: str = ""
+    """File with CAs; where it is named, clients need a certificate of one of them."""
+    tls_verifier_name: str = ""
+    """Under mutual TLS: name that verifiers' certificates must have; empty: the host of the address called."""
+    tls_draft_name: str = ""
+    """Under mutual TLS: name that draft workers' certificates must have; empty: the host of the address called."""
     max_sessions: int = Field(default=256, ge=1)
     """Generations at once; more are refused with a delay."""
     default_max_tokens: int = Field(default=0, ge=0)
@@ -139,6 +150,18 @@ class OrchestratorSettings(ServiceSettings):
             self.drafter_retry_s,
             self.generation_timeout_s,
         )
+
+    def serve_tls(self) -> TlsMaterial | None:
+        """Read the files of TLS with clients; None: it is off.
+
+        Raises:
+            InvalidRequest: some of them are named and others, that they need, are not; or one cannot be used.
+        """
+        files = TlsFiles(self.file("serve_tls_cert"), self.file("serve_tls_key"), self.file("serve_tls_client_ca"))
+        if not files.any_named:
+            return None
+        files.require(files.cert, files.key)
+        return TlsMaterial(files)
 
     def defaults(self) -> Defaults:
         """Return what requests that do not say get."""

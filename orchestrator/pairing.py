@@ -73,11 +73,11 @@ async def token_map(worker: WorkerDescription, to: grpc.aio.Channel) -> dict[str
 class Pairing:
     """Who speaks what; one per process. Its methods that are no coroutines need a running event loop."""
 
-    def __init__(self, reach: Callable[[str], grpc.aio.Channel], vocabulary: Vocabulary | None = None) -> None:
+    def __init__(self, reach: Callable[[str, str], grpc.aio.Channel], vocabulary: Vocabulary | None = None) -> None:
         """Know no worker yet.
 
         Args:
-            reach: returns the channel to an address.
+            reach: returns the channel to an address and role.
             vocabulary: of the tokenizer; None: any.
         """
         self._reach, self._vocabulary = reach, vocabulary
@@ -133,8 +133,8 @@ class Pairing:
 
     async def _look(self, pair: tuple[str, str], verifier: WorkerDescription, drafter: WorkerDescription) -> None:
         try:
-            ours = await token_map(verifier, self._reach(verifier.address))
-            theirs = await token_map(drafter, self._reach(drafter.address))
+            ours = await token_map(verifier, self._reach(verifier.address, verifier.role))
+            theirs = await token_map(drafter, self._reach(drafter.address, drafter.role))
         except OutriderError as error:
             log.info("how %s and %s differ is not known: %s", verifier.worker_id, drafter.worker_id, error)
             return

@@ -33,6 +33,7 @@ from outrider.errors import (
     LeaseLost,
     NotFound,
     OutriderError,
+    PermissionDenied,
     ProtocolError,
     Unavailable,
 )
@@ -53,7 +54,7 @@ from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-WORKER_FAILURES = (Unavailable, DeadlineExceeded, Cancelled)
+WORKER_FAILURES = (Unavailable, DeadlineExceeded, Cancelled, PermissionDenied)
 """Ends of a stream that say something about the worker; every other says something about this session only."""
 REFUSALS = (InvalidRequest, NotFound, ProtocolError)
 """What every verifier would answer to this session."""
@@ -109,7 +110,7 @@ class Peers:
         wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
         self._decode_opened_s, self._has_spoken = self._placement.now_s(), False
-        stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address))
+        stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
         run = wire.run(
             lambda: stub.Decode(timeout=self._timeout_s),
             lambda heard: self._from_verifier(opened, heard),
@@ -148,7 +149,7 @@ class Peers:
         self._drafts[generation] = wire
         self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
         self._draft_opened_s = self._placement.now_s()
-        stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address))
+        stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address, "draft"))
         run = wire.run(
             lambda: stub.Draft(timeout=self._timeout_s),
             lambda heard: self._from_drafter(generation, heard),

@@ -16,12 +16,13 @@ from typing import Protocol
 
 import grpc
 
+from orchestrator.channels import Channels
 from orchestrator.pairing import Pairing
 from outrider.codec import types as t
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
-from outrider.rpc import channel, rpc_errors
+from outrider.rpc import rpc_errors
 from outrider.store.registry import Registry
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
@@ -39,24 +40,6 @@ class WorkerSource(Protocol):
     async def workers(self, role: str) -> Sequence[WorkerDescription]:
         """Return the reachable workers of a role; waits for I/O. Repeatable."""
         ...
-
-
-class Channels:
-    """One channel per address, kept until closed."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-
-    def to(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to an address; it connects with its first call."""
-        if address not in self._channels:
-            self._channels[address] = channel(address)
-        return self._channels[address]
-
-    async def close(self) -> None:
-        """Close all; calls that run are cancelled."""
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(each.close() for each in channels.values()))
 
 
 class RegistrySource:
@@ -89,6 +72,7 @@ class StaticSource:
         self._channels = channels
         self._fresh_s = fresh_s
         self._known: dict[tuple[str, str], tuple[float, WorkerDescription | None]] = {}
+        self._told: dict[str, str] = {}
 
     async def workers(self, role: str) -> Sequence[WorkerDescription]:
         """Return the workers of a role that answer."""
@@ -100,12 +84,20 @@ class StaticSource:
         if time.monotonic() - asked_s < self._fresh_s:
             return worker
         try:
-            worker = await describe(role, self._channels.to(address))
+            worker = await describe(role, self._channels.to(address, role))
         except OutriderError as error:
-            log.debug("%s worker at %s does not answer: %s", role, address, error)
+            self._tell(role, address, error)
             worker = None
+        else:
+            self._told.pop(address, None)
         self._known[role, address] = (time.monotonic(), worker)
         return worker
+
+    def _tell(self, role: str, address: str, error: OutriderError) -> None:
+        """Log why a worker is left out, once for each new reason."""
+        told = self._told.get(address) == error.message
+        self._told[address] = error.message
+        log.log(logging.DEBUG if told else logging.WARNING, "%s worker at %s: %s", role, address, error)
 
 
 async def describe(role: str, to: grpc.aio.Channel) -> WorkerDescription:
@@ -316,7 +308,7 @@ class Placement:
         if worker.worker_id not in self._breaks:
             return True
         try:
-            answer = await describe(worker.role, self.channels.to(worker.address))
+            answer = await describe(worker.role, self.channels.to(worker.address, worker.role))
         except OutriderError as error:
             log.debug("worker %s does not answer: %s", worker.worker_id, error)
         else:

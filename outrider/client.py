@@ -18,7 +18,7 @@ from outrider.codec.generation import event_from_proto, request_to_proto, resume
 from outrider.errors import InvalidRequest
 from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
-from outrider.rpc import channel, rpc_errors
+from outrider.rpc import ClientTls, channel, rpc_errors
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -33,19 +33,27 @@ API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 class Client:
     """One orchestrator, over one channel. An async context manager, or closed with `close`."""
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
+    ) -> None:
         """Connect with the first call.
 
         Args:
             address: host:port or unix:path.
             timeout_s: deadline of each generation.
+            tls: from `client_tls`, with the orchestrator's CA; None: plaintext.
             api_key: shown with every call, and readable on the way unless the channel has TLS; None: what
                 OUTRIDER_API_KEY holds; empty: none.
 
         Raises:
             InvalidRequest: the key has characters that no key has.
         """
-        self._channel = channel(address)
+        self._channel = channel(address, tls=tls)
         self._stub = GenerationServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = _authorization(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)

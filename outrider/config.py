@@ -8,11 +8,12 @@ several, in a subclass in its own `config.py`; below `__main__` only plain value
 
 import difflib
 import os
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from outrider.certificates import SourceFile, TlsFiles, TlsMaterial
 from outrider.errors import InvalidRequest
 
 PREFIX = "OUTRIDER_"
@@ -20,6 +21,15 @@ SERVICE_PREFIXES = ("OUTRIDER_DRAFT_", "OUTRIDER_ORCHESTRATOR_", "OUTRIDER_VERIF
 """Variables behind another service's prefix are that service's to check."""
 SHARED_VARIABLES = frozenset({"OUTRIDER_CACHE", "OUTRIDER_API_KEY"})
 """Variables that are no service's setting: where models and probe results are kept, and what a client shows."""
+
+
+def _split(value: object) -> object:
+    """Take comma-separated words."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Several names, comma-separated in the environment."""
 
 
 class ServiceSettings(BaseSettings):
@@ -33,6 +43,18 @@ class ServiceSettings(BaseSettings):
     """Address that other services are told; empty: where it listens."""
     store_url: str = ""
     """redis://, rediss:// or unix:// URL of the session store and registry."""
+    store_tls_ca: str = ""
+    """File with the CAs that a `rediss://` store's certificate must be of; empty: those of the system."""
+    store_tls_cert: str = ""
+    """File with the certificate shown to the store; empty: none is."""
+    store_tls_key: str = ""
+    """File with that certificate's key."""
+    tls_cert: str = ""
+    """File with this process's certificate in the cluster; with key and CA it turns on mutual TLS between services."""
+    tls_key: str = ""
+    """File with that certificate's key."""
+    tls_ca: str = ""
+    """File with the CAs of the cluster's certificates."""
     worker_id: str = ""
     """Name of this process in the cluster; empty: a fresh one."""
     grace_s: float = Field(default=10.0, ge=0)
@@ -62,6 +84,42 @@ class ServiceSettings(BaseSettings):
             name = _prefix(cls) + str(first["loc"][0]).upper()
             allowed = str(first["msg"]).removeprefix("Value error, ")  # what pydantic puts before a validator's words
             raise InvalidRequest(name, first["input"], allowed) from error
+
+    def cluster_tls(self) -> TlsMaterial | None:
+        """Read the files of mutual TLS between services; None: it is off.
+
+        Raises:
+            InvalidRequest: some of them are named and others are not, or one cannot be used.
+        """
+        files = TlsFiles(self.file("tls_cert"), self.file("tls_key"), self.file("tls_ca"))
+        if not files.any_named:
+            return None
+        files.require(files.cert, files.key, files.ca)
+        return TlsMaterial(files, of_its_ca=True)
+
+    def store_tls(self) -> TlsMaterial | None:
+        """Read the files of TLS with the store; None: there are none.
+
+        Raises:
+            InvalidRequest: one of them cannot be used, or the store is spoken to without TLS.
+        """
+        files = TlsFiles(self.file("store_tls_cert"), self.file("store_tls_key"), self.file("store_tls_ca"))
+        if not files.any_named:
+            return None
+        if not self.store_url.startswith("rediss"):
+            named = next(each for each in (files.ca, files.cert, files.key) if each.path)
+            scheme = self.store_url.partition(":")[0]
+            raise InvalidRequest(self.variable("store_url"), scheme, f"rediss://, since {named.setting} is set")
+        return TlsMaterial(files)
+
+    @classmethod
+    def variable(cls, field: str) -> str:
+        """Return the environment variable of a field."""
+        return _prefix(cls) + field.upper()
+
+    def file(self, field: str) -> SourceFile:
+        """Return the file that a field names, together with the field's variable."""
+        return SourceFile(self.variable(field), getattr(self, field))
 
 
 def _refuse_unknown(cls: type[ServiceSettings]) -> None:

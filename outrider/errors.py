@@ -6,6 +6,7 @@ gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` r
     OutriderError                    (never raised itself)
     ├── InvalidRequest               INVALID_ARGUMENT     INVALID_REQUEST        + BadRequest field violation
     ├── Unauthenticated              UNAUTHENTICATED      UNAUTHENTICATED
+    ├── PermissionDenied             PERMISSION_DENIED    PERMISSION_DENIED
     ├── NotFound                     NOT_FOUND            NOT_FOUND
     ├── FailedPrecondition           FAILED_PRECONDITION  FAILED_PRECONDITION
     │   └── VocabularyMismatch       FAILED_PRECONDITION  VOCABULARY_MISMATCH
@@ -38,6 +39,7 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
@@ -108,6 +110,12 @@ class Unauthenticated(OutriderError):
     """The caller did not show an API key, or one that is not, or no longer, valid."""
 
     reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(OutriderError):
+    """The caller is known, and may not do this."""
+
+    reason = "PERMISSION_DENIED"
 
 
 class NotFound(OutriderError):
@@ -241,6 +249,7 @@ class Internal(OutriderError):
 STATUS_CODES: Mapping[type[OutriderError], Code] = {
     InvalidRequest: Code.INVALID_ARGUMENT,
     Unauthenticated: Code.UNAUTHENTICATED,
+    PermissionDenied: Code.PERMISSION_DENIED,
     NotFound: Code.NOT_FOUND,
     FailedPrecondition: Code.FAILED_PRECONDITION,
     ResourceExhausted: Code.RESOURCE_EXHAUSTED,
@@ -260,6 +269,7 @@ DEFAULT_CLASSES: Mapping[Code, type[OutriderError]] = {
     Code.CANCELLED: Cancelled,
     Code.INVALID_ARGUMENT: Internal,  # ours names the field; a bare one means that this side built a bad message
     Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Code.PERMISSION_DENIED: PermissionDenied,
     Code.NOT_FOUND: NotFound,
     Code.RESOURCE_EXHAUSTED: ResourceExhausted,
     Code.FAILED_PRECONDITION: FailedPrecondition,

@@ -68,7 +68,7 @@ def run_service(name: str, settings_type: type[SettingsT], make: Callable[[Setti
         uvloop.run(_serve(settings, make))
     except OutriderError as error:
         log.critical("%s ends: %s", name, error)
-        return 1
+        return 2 if isinstance(error, InvalidRequest) else 1
     except ExceptionGroup as group:
         log.critical("%s ends: %s", name, "; ".join(map(str, group.exceptions)))
         return 1

@@ -15,7 +15,7 @@ from outrider.errors import Internal, OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.model.kv_gauges import describe_pool
-from outrider.rpc import RpcServer
+from outrider.rpc import Callers, Names, RpcServer, ServerTls
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
 from outrider.v1 import verify_pb2_grpc
@@ -24,6 +24,7 @@ from verify_service.engine import Engine, EngineSettings
 from verify_service.inbox import Stop
 from verify_service.loading import Loaded, Progress, load_target
 from verify_service.metrics import VerifyMetrics
+from verify_service.owners import Owners
 from verify_service.roster import Limits
 from verify_service.servicer import SERVICE_NAME, Serving, VerifyServicer
 
@@ -48,14 +49,15 @@ class VerifyApp:
         self.settings = settings
         fresh = f"verify-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
-        self.server = RpcServer(settings.max_message_bytes)
+        self._store_tls = settings.store_tls()
+        self.server = RpcServer(settings.max_message_bytes, _server_tls(settings))
         self.address = ""
         """Where it listens, once started."""
         self.ready = asyncio.Event()
         """Set once sessions are served."""
         self.engine: Engine | None = None
         self._load = load
-        self._servicer = VerifyServicer()
+        self._servicer = VerifyServicer(Owners(settings.certified_worker_ids))
         self.metrics = VerifyMetrics(self._servicer)
         self._loaded: Loaded | None = None
         self._draining = False
@@ -197,7 +199,7 @@ class VerifyApp:
         """Keep the registry informed, until cancelled."""
         if not self.settings.store_url:
             return
-        client = open_client(self.settings.store_url)
+        client = open_client(self.settings.store_url, tls=self._store_tls)
         try:
             registry = self._registry = Registry(client)
             try:
@@ -206,3 +208,14 @@ class VerifyApp:
                 await registry.withdraw(self.worker_id)
         finally:
             await client.aclose()
+
+
+def _server_tls(settings: VerifySettings) -> ServerTls | None:
+    """Read the verifier's certificate files, and say who may call what under mutual TLS; None: it is off."""
+    material = settings.cluster_tls()
+    if material is None:
+        return None
+    orchestrators = Names(settings.variable("tls_orchestrators"), settings.tls_orchestrators)
+    workers = Names(settings.variable("tls_draft_workers"), settings.tls_draft_workers)
+    allowed = {"Describe": orchestrators, "Decode": orchestrators, "Propose": workers}
+    return ServerTls(material, Callers({f"/{SERVICE_NAME}/{method}": names for method, names in allowed.items()}))

@@ -3,6 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from outrider.config import NameList
 from outrider.model.settings import ModelSettings
 from outrider.rpc import MAX_MESSAGE_BYTES
 
@@ -23,5 +24,9 @@ class VerifySettings(ModelSettings):
     """Longest wait for a proposal that was announced; running out voids rejection mode's guarantee, and is counted."""
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16)
     """Largest message that is sent or taken; a larger one ends the stream it came on."""
+    tls_draft_workers: NameList = ("draft", "draft.*", "draft-*")
+    """Under mutual TLS: names of certificates, comma-separated, "*" for any characters, that may propose."""
+    certified_worker_ids: bool = False
+    """Under mutual TLS: whether a draft worker's id has to be a name in its certificate, so that each has its own."""
     send_hints: bool = False
     """Whether draft workers are told of an epoch's end before the orchestrator's commit."""

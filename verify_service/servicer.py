@@ -32,12 +32,13 @@ from outrider.messages import (
     WorkerDescription,
 )
 from outrider.model.vocabulary import HasVocabulary
-from outrider.rpc import Broken, Ended, Malformed, Stream, server_stream
+from outrider.rpc import Broken, Ended, Malformed, Stream, peer_names, server_stream
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
 from verify_service.engine import Engine
 from verify_service.inbox import Ticket
 from verify_service.outlet import Outlet, until_end
+from verify_service.owners import Owners
 from verify_service.requests import check_hello, check_limit, check_open
 
 SERVICE_NAME = "outrider.v1.VerifyService"
@@ -72,8 +73,13 @@ class Serving:
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """The RPCs; they answer UNAVAILABLE until `open_for_business` and `Decode` again does from `start_draining` on."""
 
-    def __init__(self) -> None:
-        """Serve nothing yet."""
+    def __init__(self, owners: Owners | None = None) -> None:
+        """Serve nothing yet.
+
+        Args:
+            owners: who may speak for which draft worker.
+        """
+        self._owners = owners or Owners()
         self.unready = "the model is being loaded"
         """Why nothing is served, until it is."""
         self.dropped: Counter[str] = Counter()
@@ -151,16 +157,26 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             check_hello(hello, serving.vocabulary)
             if self._dismissed:
                 raise Unavailable(self._draining)
-            stream.send(ProposeWelcome(serving.describe().worker_id))
-            outlet: Outlet[ProposeResponseMessage] = Outlet(stream)
-            ticket = Ticket(next(self._tickets))
-            serving.engine.post(inbox.JoinWorker(ticket, hello, outlet.send))
-            try:
-                error = await until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
-            finally:
-                serving.engine.post(inbox.LeaveWorker(ticket))
+            with self._owners.claim(hello.worker_id, peer_names(context)):
+                error = await self._take_proposals(serving, stream, hello)
         if error is not None:
             raise error
+
+    async def _take_proposals(
+        self,
+        serving: Serving,
+        stream: "Stream[ProposeResponseMessage, ProposeRequestMessage | Garbage]",
+        hello: ProposeHello,
+    ) -> OutriderError | None:
+        """Serve a draft worker's stream to its end; return the error that it ended with."""
+        stream.send(ProposeWelcome(serving.describe().worker_id))
+        outlet: Outlet[ProposeResponseMessage] = Outlet(stream)
+        ticket = Ticket(next(self._tickets))
+        serving.engine.post(inbox.JoinWorker(ticket, hello, outlet.send))
+        try:
+            return await until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
+        finally:
+            serving.engine.post(inbox.LeaveWorker(ticket))
 
     def _count_open(self, change: int) -> None:
         self._num_open += change

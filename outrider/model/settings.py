@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from outrider.config import ServiceSettings
+from outrider.config import NameList, ServiceSettings
 from outrider.model.loader import DEFAULT_MODEL
 from outrider.model.memory import KvBudget, parse_budget
 
@@ -31,6 +31,8 @@ class ModelSettings(ServiceSettings):
     """Most tokens of a session; 0: the model's own limit."""
     max_sessions: int = Field(default=64, ge=1)
     """Sessions served at once."""
+    tls_orchestrators: NameList = ("orchestrator", "orchestrator.*", "orchestrator-*")
+    """Under mutual TLS: names of certificates, comma-separated, "*" for any characters, that may open sessions."""
     toy_seed: int = 0
     """Toy: seed of the target's language."""
     toy_order: int = Field(default=2, ge=0)

@@ -7,6 +7,7 @@ untouched.
 
 import asyncio
 import inspect
+import ipaddress
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,6 +22,8 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from outrider.errors import Code, Internal, InvalidRequest, OutriderError, Unavailable, code_of
+from outrider.rpc.peers import Callers
+from outrider.rpc.tls import ServerTls
 from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
 from outrider.status import status_of
 
@@ -37,9 +40,16 @@ class RpcServer:
     that still loads its model answers health checks already.
     """
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """Make a server that does not listen yet; needs a running event loop."""
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(max_message_bytes))
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: ServerTls | None = None) -> None:
+        """Make a server that does not listen yet; needs a running event loop.
+
+        Args:
+            max_message_bytes: largest message to send or take.
+            tls: its certificate, and who may call it; None: plaintext for everybody.
+        """
+        guard = ErrorInterceptor(tls.callers if tls else Callers())
+        self.server = grpc.aio.server(interceptors=[guard], options=server_options(max_message_bytes))
+        self._tls = tls
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._services: tuple[str, ...] = ()
@@ -61,15 +71,22 @@ class RpcServer:
         self._services = tuple(services)
         names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
+        port = self._bind(listen)
+        await self.set_serving(False)
+        await self.server.start()
+        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
+
+    def _bind(self, listen: str) -> int:
+        if self._tls is None and not _is_local(listen):
+            logger.warning("%s takes plaintext from other machines, for no TLS is set up", listen)
         try:
-            port = self.server.add_insecure_port(listen)
+            if self._tls is None:
+                return self.server.add_insecure_port(listen)
+            return self.server.add_secure_port(listen, self._tls.credentials())
         except RuntimeError as error:
             raise Unavailable(
                 f"cannot listen on {listen}: the address is in use, or is none of this machine's"
             ) from error
-        await self.set_serving(False)
-        await self.server.start()
-        return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of the process ("") and of each of its services."""
@@ -83,6 +100,17 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
         await self.server.stop(grace_s)
+
+
+def _is_local(listen: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    host = listen.rpartition(":")[0].strip("[]")
+    if listen.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def serve_until_terminated(
@@ -136,7 +164,11 @@ async def _bounded(draining: Awaitable[None], hurry: asyncio.Event, grace_s: flo
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what handlers raise into gRPC statuses."""
+    """Turns what handlers raise into gRPC statuses; lets nobody reach them who may not."""
+
+    def __init__(self, callers: Callers) -> None:
+        """Keep who may call what."""
+        self._callers = callers
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -148,7 +180,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behaviour = getattr(handler, kind)
-            guarded = behaviour and _guarded(method, behaviour)
+            guarded = behaviour and _guarded(method, behaviour, self._callers)
             if guarded is behaviour:
                 continue
             changes = {kind: guarded}
@@ -177,11 +209,12 @@ def _reading(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap one behaviour so that its errors become statuses."""
+def _guarded(method: str, behaviour: Callable[[Any, Any], Any], callers: Callers) -> Callable[[Any, Any], Any]:
+    """Wrap one behaviour so that its callers are checked and its errors become statuses."""
 
     async def generating(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            callers.check(method, context)
             _require_readable(request)
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
@@ -191,6 +224,7 @@ def _guarded(method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any
 
     async def returning(request: Any, context: Any) -> Any:
         try:
+            callers.check(method, context)
             _require_readable(request)
             return await behaviour(request, context)
         except Exception as error:

@@ -1,10 +1,14 @@
 """Channel options of both sides, and the channel factory.
 
+Without `ClientTls` a channel is plaintext, which is for loopback and for networks that are trusted otherwise.
+
 Keepalive alone notices a cut network but not a frozen process: that needs `ping_timeout_ms`. Both sides ping, and the
 server allows it, or clients would be sent away with "too many pings".
 """
 
 import grpc
+
+from outrider.rpc.tls import ClientTls
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Largest message either side sends or takes; a long prompt or a block of features fits with room."""
@@ -54,7 +58,7 @@ def client_options(max_message_bytes: int) -> Options:
     ]
 
 
-def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """Open a channel; it connects with its first call. The caller closes it, after the streams on it.
 
     Closing a channel does not find calls whose reads happen inside other coroutines, and leaves those waiting.
@@ -62,5 +66,9 @@ def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.ai
     Args:
         address: host:port or unix:path.
         max_message_bytes: largest message to send or take.
+        tls: how to check the server, and which certificate to show; None: plaintext.
     """
-    return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes))
+    options = client_options(max_message_bytes)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=[*options, *tls.options()])

@@ -24,7 +24,9 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from outrider.certificates import TlsMaterial
 from outrider.errors import InvalidRequest, StoreError, StoreUnavailable
+from outrider.store.tls import StoreTls, TlsConnection, connect_cluster_by
 
 StoreClient: TypeAlias = Redis | RedisCluster
 
@@ -52,7 +54,9 @@ UNREACHED_PREFIXES = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
 """Replies with the same meaning that redis-py has no class for."""
 
 
-def open_client(url: str, *, timeout_s: float = 2.0, max_connections: int = 32) -> StoreClient:
+def open_client(
+    url: str, *, timeout_s: float = 2.0, max_connections: int = 32, tls: TlsMaterial | None = None
+) -> StoreClient:
     """Make a client; nothing is connected yet. Close it with `await client.aclose()`.
 
     redis-py's own repeats are off, since they include writes whose reply was lost; `ScriptRunner` repeats what is safe.
@@ -61,6 +65,7 @@ def open_client(url: str, *, timeout_s: float = 2.0, max_connections: int = 32) 
         url: `redis://host:port/db`, `rediss://…`, `unix:///path?db=0`, `redis+cluster://host:port` or `rediss+cluster://…`.
         timeout_s: seconds to wait for a free connection, for connecting, and for each reply.
         max_connections: most connections (per node of a cluster); callers beyond that wait.
+        tls: CA and certificate for a `rediss` scheme; None: the system's CAs, and no certificate.
 
     Raises:
         InvalidRequest: the scheme is none of these.
@@ -75,8 +80,13 @@ def open_client(url: str, *, timeout_s: float = 2.0, max_connections: int = 32) 
     }
     if parts.scheme in CLUSTER_SCHEMES:
         plain = urlunsplit(parts._replace(scheme=CLUSTER_SCHEMES[parts.scheme]))
-        return RedisCluster.from_url(plain, **options)
+        cluster = RedisCluster.from_url(plain, **options)
+        if tls is not None:
+            connect_cluster_by(cluster, StoreTls(tls))
+        return cluster
     if parts.scheme in SINGLE_SCHEMES:
+        if tls is not None:
+            options |= {"connection_class": TlsConnection, "store_tls": StoreTls(tls)}
         return Redis.from_pool(BlockingConnectionPool.from_url(url, timeout=timeout_s, **options))
     allowed = ", ".join((*SINGLE_SCHEMES, *CLUSTER_SCHEMES))
     raise InvalidRequest("store url", url, f"a URL with scheme {allowed}")

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.channels import Channels
 from orchestrator.pairing import check_pair
-from orchestrator.placement import FIRST_BREAK_S, Channels, Placement, Room, StaticSource, Wanted, describe
+from orchestrator.placement import FIRST_BREAK_S, Placement, Room, StaticSource, Wanted, describe
 from outrider.codec import types as t
 from outrider.errors import InvalidRequest, Unavailable, VocabularyMismatch
 from outrider.ids import WorkerId
@@ -191,7 +192,7 @@ async def test_workers_describe_themselves_and_dead_or_renamed_ones_are_left_out
     draft_pb2_grpc.add_DraftServiceServicer_to_server(_Draft(), server.server)  # type: ignore[abstract]
     address = await server.start("127.0.0.1:0", [])
     try:
-        assert (await describe("draft", channels.to(address))).worker_id == "d"
+        assert (await describe("draft", channels.to(address, "draft"))).worker_id == "d"
         addresses = {"verify": [address, "127.0.0.1:1"], "draft": [address]}
         source = StaticSource(addresses, channels, fresh_s=60)
         clock = Clock()

@@ -1,0 +1,66 @@
+"""TLS with the store, from files that are read again when they change.
+
+redis-py gives a connection its certificate files once, for all its reconnects. Here every connect asks anew, so that a
+connection that comes back after a rotation comes back with the new certificate.
+"""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import RedisCluster, SSLConnection
+
+from outrider.certificates import Pem, TlsMaterial
+
+
+class StoreTls:
+    """The context of connections to the store, made again when the files have changed."""
+
+    def __init__(self, material: TlsMaterial) -> None:
+        """Keep the files; without a CA among them, those of the system are trusted."""
+        self._material = material
+        self._made: tuple[Pem, ssl.SSLContext] | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for the files as they are now; the server's name is always checked.
+
+        Raises:
+            OSError: a file has gone in this very moment.
+        """
+        pem = self._material.current()
+        if self._made is None or self._made[0] is not pem:
+            self._made = (pem, self._context(pem))
+        return self._made[1]
+
+    def _context(self, pem: Pem) -> ssl.SSLContext:
+        made = ssl.create_default_context(cadata=pem.ca.decode() if pem.ca else None)
+        if pem.cert:
+            # The library takes paths only; what is there was found whole a moment ago.
+            made.load_cert_chain(self._material.files.cert.path, self._material.files.key.path, _no_password)
+        return made
+
+
+class TlsConnection(SSLConnection):
+    """A connection of redis-py with our context."""
+
+    def __init__(self, *, store_tls: StoreTls, **options: Any) -> None:
+        """Keep the context's maker."""
+        super().__init__(**options)
+        self._store_tls = store_tls
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super(SSLConnection, self)._connection_arguments(), "ssl": self._store_tls.context()}
+
+
+def connect_cluster_by(client: RedisCluster, tls: StoreTls) -> None:
+    """Let a cluster's client, before its first call, make connections of ours; it has no option for that."""
+    ours = {"connection_class": TlsConnection, "store_tls": tls}
+    client.connection_kwargs.update(ours)
+    for node in client.startup_nodes:
+        node.connection_class = TlsConnection
+        node.connection_kwargs["store_tls"] = tls
+
+
+def _no_password() -> str:
+    """Answer OpenSSL's question for a password, which would else be put to a terminal."""
+    return ""
