@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench exactness clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ bench: venv ## all speed tables, one after the other: make bench ARGS=--quick
 	$(BIN)/python -m benchmarks.load $(ARGS)
 	$(BIN)/python -m benchmarks.kinds $(ARGS)
 	$(BIN)/python -m benchmarks.network $(ARGS)
+
+soak: venv ## half an hour at full load, with every text compared: make soak ARGS="--minutes 2 --model toy"
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 exactness: venv ## all exactness checks on the real model, with their counts
 	$(BIN)/python -m benchmarks.exactness $(ARGS)

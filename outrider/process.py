@@ -13,6 +13,7 @@ import uvloop
 
 from outrider.config import ServiceSettings
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.loop_gauge import LoopGauge
 from outrider.redaction import redacted
 from outrider.rpc import RpcServer, serve_until_terminated
 from outrider.telemetry import configure_logging, metrics_endpoint
@@ -77,6 +78,7 @@ def run_service(name: str, settings_type: type[SettingsT], make: Callable[[Setti
 
 async def _serve(settings: SettingsT, make: Callable[[SettingsT], Application]) -> None:
     app = make(settings)
+    app.metrics.registry.register(LoopGauge(asyncio.get_running_loop()))
     with metrics_endpoint(app.metrics.registry, settings.metrics_port):
         await app.start()
         try:
