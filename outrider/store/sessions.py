@@ -191,7 +191,9 @@ class SessionStore:
         if start < 0:
             raise ValueError(f"start must be >= 0, not {start}")
         _, length, ids, classes, kinds = await self._run("read_log", session_id, [start])
-        return LogSlice(start, encoding.unpack_ids(ids), encoding.unpack_classes(classes), length, kinds)
+        # A later turn's prompt is written without kinds, and so they end before the log does until its first token.
+        padded = kinds.ljust(length - start, b"\0") if kinds else b""
+        return LogSlice(start, encoding.unpack_ids(ids), encoding.unpack_classes(classes), length, padded)
 
     async def read_state(self, session_id: SessionId) -> SessionState:
         """Return the state. Idempotent.
