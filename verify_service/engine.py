@@ -62,9 +62,9 @@ class EngineSettings:
     send_hints: bool = False
     """Whether draft workers are told of the end of an epoch before the orchestrator's commit."""
     fill_beside: int = 1
-    """Stretches of KV filled per step while sessions decode: decoding waits for no more than that."""
+    """Stretches of KV filled per step while any session can decode: decoding waits for no more than that."""
     fill_alone: int = 8
-    """Stretches filled per step while nobody decodes."""
+    """Stretches filled per step while none can."""
 
 
 class Engine:
@@ -142,7 +142,9 @@ class Engine:
         self._admit()
         decoded = self._passes.decode()
         self._settle()
-        filled = self._passes.fill(self._settings.fill_beside if decoded else self._settings.fill_alone)
+        # Whoever is ready may be sent a proposal at any moment, which should find no long work under way.
+        alone = not any(session.ready for session in self._roster.in_turn())
+        filled = self._passes.fill(self._settings.fill_alone if alone else self._settings.fill_beside)
         return decoded or filled
 
     def _run(self, on_end: Callable[[Exception | None], None]) -> None:

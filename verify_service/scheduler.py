@@ -3,8 +3,16 @@
 Decode passes: runs to be tested and single tokens, of all sessions, the one served longest ago first, up to the rows of
 the largest row class. Prompt passes: one stretch of missing KV per session. How much of a chain fits is decided by
 counts alone, never by what its tokens are.
+
+Nobody waits without bound. A session that holds its KV and has something to feed gets rows within `longest_wait` decode
+passes, and commits a token with them: each other session goes first at most once, and a pass that has no row left for
+it was full. Between two of those passes at most `fill_beside` stretches of prompt are computed, however many prompts
+wait. So with n sessions that feed up to w tokens each, two tokens of one are never further apart than
+(n - 1) * w // max_rows + 1 passes, each with a stretch beside it. Nothing is promised to a session that gave its KV up
+for an older one: it goes on when that one lets it; the oldest never gives way.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.errors import ResourceExhausted
@@ -15,6 +23,21 @@ from verify_service.events import Scheduled, Test
 from verify_service.residence import Residence
 from verify_service.roster import Roster
 from verify_service.sessions import Session
+
+
+def longest_wait(num_sessions: int, max_rows: int, mode: Mode, most_rows: int) -> int:
+    """Return how many decode passes it takes at most until a session with something to feed has had its rows.
+
+    Args:
+        num_sessions: Sessions that hold their KV, itself included.
+        max_rows: Rows of the largest pass.
+        mode: Its mode; a block is never cut, and may have to wait until it is first in line.
+        most_rows: Most rows that one session wants, at most `max_rows`.
+    """
+    others = num_sessions - 1
+    if mode is Mode.BLOCK:
+        return others + 1
+    return others * most_rows // max_rows + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +56,8 @@ class Scheduler:
     """Plans passes over the roster's sessions."""
 
     def __init__(self, roster: Roster, residence: Residence, driver: Driver, info: ModelInfo) -> None:
+        self.is_awaiting_kv: Callable[[Session], bool] = lambda _session: False
+        """Whether a session's KV is being loaded, so that none of it is to be computed now."""
         self._roster = roster
         self._residence = residence
         self._driver = driver
@@ -59,7 +84,7 @@ class Scheduler:
         for session in self._roster.in_turn():
             if len(works) >= max_stretches:
                 break
-            if not session.filling or self._complete(session):
+            if not session.filling or self.is_awaiting_kv(session) or self._complete(session):
                 continue
             first, last, token_class = session.fill_range(
                 classes_differ=self._info.classes_differ, max_decode=self._info.max_rows
