@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from draft_service.config import DraftSettings
 from draft_service.loading import Loaded, Progress, load_drafter
@@ -23,7 +24,7 @@ from draft_service.servicer import SERVICE_NAME, DraftServicer
 from draft_service.thread import WorkerThread
 from outrider.errors import OutriderError, Unavailable
 from outrider.ids import WorkerId
-from outrider.messages import ProposeHello, WorkerDescription
+from outrider.messages import ProposeHello, RollbackHint, TargetFeatures, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
 from outrider.rpc import Callers, ClientTls, Names, RpcServer, ServerTls
 from outrider.store.connect import open_client
@@ -184,12 +185,13 @@ class DraftApp:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _proposals(self, loaded: Loaded, thread: WorkerThread) -> ProposeStreams:
-        hello = ProposeHello(self.worker_id, loaded.vocabulary, loaded.drafter.info.feature_layers)
+        layers = loaded.drafter.info.feature_layers
+        hello = ProposeHello(self.worker_id, loaded.vocabulary, layers, takes_hints=self.settings.take_hints)
         return ProposeStreams(
             hello,
             self.metrics,
             self._refused,
-            lambda features: thread.submit(GiveFeatures(features)),
+            partial(self._heard, thread),
             self.settings.propose_linger_s,
             ClientTls(self._material, self.settings.tls_verifier_name) if self._material else None,
         )
@@ -204,6 +206,12 @@ class DraftApp:
     def _deliver(self, reports: Sequence[Report]) -> None:
         if self.seats is not None:
             self.seats.deliver(reports)
+
+    def _heard(self, thread: WorkerThread, address: str, message: TargetFeatures | RollbackHint) -> None:
+        if isinstance(message, TargetFeatures):
+            thread.submit(GiveFeatures(message))
+        elif self.seats is not None:
+            self.seats.take_hint(address, message)
 
     def _refused(self, address: str, error: OutriderError) -> None:
         if self.seats is not None:

@@ -28,6 +28,8 @@ class DraftSettings(ModelSettings):
     """Toy: fraction of places where the draft's law is the target's."""
     tls_verifier_name: str = ""
     """Under mutual TLS: name that verifiers' certificates must have; empty: the host of the address called."""
+    take_hints: bool = True
+    """Whether verifiers are asked to tell of an epoch's end before the orchestrator does."""
     hang_s: float = Field(default=20.0, gt=0)
     """A token step that takes longer counts as hanging: sessions end, health is NOT_SERVING until it is over."""
     propose_linger_s: float = Field(default=30.0, ge=0)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from outrider.messages import DraftCommit, ProposeMessage, SparseRow
+from outrider.messages import DraftCommit, ProposeMessage, RollbackHint, SparseRow
 
 # --- events -------------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ class Drawn:
     rows: tuple[SparseRow, ...] = ()
 
 
-Event = DraftCommit | Scheduled | Planned | Drawn
+Event = DraftCommit | RollbackHint | Scheduled | Planned | Drawn
 
 # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,11 @@ class AskFrom:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Add to a counter: `discarded` (drawn, then forgotten), `late_commit`."""
+    """Add to a counter.
+
+    `discarded` (drawn, then forgotten), `late_commit`; of hints `taken_hint`, `late_hint` (its epoch is known),
+    `odd_hint` (one before it is missing, or it does not fit the chain), `overruled_hint` (a commit contradicts it).
+    """
 
     name: str
     amount: int = 1

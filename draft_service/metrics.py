@@ -16,7 +16,12 @@ class DraftMetrics:
         self.proposals = self._counter("proposals", "Proposals handed to a Propose stream")
         self.late_commits = self._counter("late_commits", "Commits that changed nothing because they were late")
         self.dropped = self._counter("dropped_messages", "Messages not sent: no stream to the verifier, or it is full")
-        self.hints = self._counter("rollback_hints", "Rollback hints received; the commit decides")
+        self.hints = Counter(
+            "outrider_draft_rollback_hints",
+            "Rollback hints by fate: taken, late, odd, foreign; overruled counts one taken before that was not true",
+            ["fate"],
+            registry=self.registry,
+        )
         self.malformed = self._counter("malformed_messages", "Messages of peers that the protocol forbids")
         self.passes = Counter(
             "outrider_draft_passes", "Turns without a proposal, by reason", ["reason"], registry=self.registry

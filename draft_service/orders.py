@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from draft_service.session import SessionKey
 from outrider.errors import OutriderError
-from outrider.messages import DraftCommit, DraftOpen, DraftStatus, ProposeMessage, TargetFeatures
+from outrider.messages import DraftCommit, DraftOpen, DraftStatus, ProposeMessage, RollbackHint, TargetFeatures
 
 # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -31,6 +31,14 @@ class TakeCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeHint:
+    """Tell a session what its verifier says will be committed."""
+
+    key: SessionKey
+    hint: RollbackHint
+
+
+@dataclass(frozen=True, slots=True)
 class CloseSession:
     """End a session; answered by a last `Reported` and `Closed`."""
 
@@ -45,7 +53,7 @@ class GiveFeatures:
     features: TargetFeatures
 
 
-Order: TypeAlias = OpenSession | TakeCommit | CloseSession | GiveFeatures
+Order: TypeAlias = OpenSession | TakeCommit | TakeHint | CloseSession | GiveFeatures
 
 # --- reports ------------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class ProposeStreams:
         hello: ProposeHello,
         metrics: DraftMetrics,
         on_refused: Callable[[str, OutriderError], None],
-        on_features: Callable[[TargetFeatures], None],
+        on_heard: Callable[[str, TargetFeatures | RollbackHint], None],
         linger_s: float = 30.0,
         tls: ClientTls | None = None,
     ) -> None:
@@ -65,14 +65,14 @@ class ProposeStreams:
             hello: how it introduces itself.
             metrics: where to count.
             on_refused: told the address of a verifier that does not want this worker, and why.
-            on_features: takes hidden states of the target.
+            on_heard: takes what a verifier says of a session, with that verifier's address.
             linger_s: how long a stream that no session needs stays open.
             tls: with the verifiers; None: plaintext.
         """
         self.hello = hello
         self.metrics = metrics
         self.on_refused = on_refused
-        self.on_features = on_features
+        self.on_heard = on_heard
         self.tls = tls
         self._linger_s = linger_s
         self._links: dict[str, Link] = {}
@@ -237,10 +237,8 @@ class Link:
         """Hand on what the verifier says, until the stream ends."""
         while True:
             match await stream.receive():
-                case TargetFeatures() as features:
-                    self._owner.on_features(features)
-                case RollbackHint():
-                    self._owner.metrics.hints.inc()
+                case (TargetFeatures() | RollbackHint()) as heard:
+                    self._owner.on_heard(self.address, heard)
                 case Draining(reason):
                     log.info("verifier %s is draining: %s", self.address, reason)
                 case Malformed(error):

@@ -13,12 +13,31 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from draft_service.drafters.protocol import DrafterInfo
-from draft_service.orders import Closed, CloseSession, Died, OpenSession, Order, Outgoing, Report, Reported, TakeCommit
+from draft_service.orders import (
+    Closed,
+    CloseSession,
+    Died,
+    OpenSession,
+    Order,
+    Outgoing,
+    Report,
+    Reported,
+    TakeCommit,
+    TakeHint,
+)
 from draft_service.proposals import ProposeStreams
 from draft_service.session import SessionKey
 from outrider.errors import FailedPrecondition, OutriderError, ProtocolError, ResourceExhausted, Unavailable
 from outrider.ids import Generation, SessionId
-from outrider.messages import DraftClose, DraftCommit, DraftOpen, DraftRequestMessage, DraftResponseMessage, Draining
+from outrider.messages import (
+    DraftClose,
+    DraftCommit,
+    DraftOpen,
+    DraftRequestMessage,
+    DraftResponseMessage,
+    Draining,
+    RollbackHint,
+)
 from outrider.rpc import Broken, Ended, Malformed, Stream
 from outrider.sampling import validate
 
@@ -207,6 +226,16 @@ class Seats:
         return seat if seat is not None and seat.key == key else None
 
     # -- everybody ---------------------------------------------------------------------------------------------------
+
+    def take_hint(self, address: str, hint: RollbackHint) -> None:
+        """Bring a hint to its session, if it comes from that session's own verifier and names a token there is."""
+        seat = self._seats.get(hint.session_id)
+        knows = seat is not None and seat.verifier_address == address
+        unknown_token = hint.token_id is not None and hint.token_id >= self._info.vocab_len
+        if seat is None or not knows or unknown_token or hint.epoch.generation != seat.key.generation:
+            self._proposals.metrics.hints.labels("foreign").inc()
+        else:
+            self._submit(TakeHint(seat.key, hint))
 
     def refuse_verifier(self, address: str, error: OutriderError) -> None:
         """End the sessions of a verifier that does not want this worker."""

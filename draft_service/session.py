@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from draft_service.events import Begin, Draw
 from draft_service.window import Window
-from outrider.ids import Epoch, Generation, SessionId
+from outrider.ids import Generation, SessionId
 from outrider.messages import DraftStatus
 
 RECENT_TOKENS = 64
@@ -37,7 +37,6 @@ class Session:
     num_drafted: int = 0
     num_discarded: int = 0
     reported_at_s: float = 0.0
-    _epoch: Epoch = field(default_factory=Epoch)
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TOKENS))
 
     @property
@@ -45,13 +44,12 @@ class Session:
         """Whether a token step would do something for this session."""
         return self.drawing is not None or self.planning is not None or not self.ready or self.window.wants_time
 
-    def drop_stale(self) -> bool:
-        """Forget work of an epoch that has ended; return whether the epoch is a new one."""
-        if self._epoch == self.window.epoch:
-            return False
-        self._epoch = self.window.epoch
-        self.planning = self.drawing = None
-        return True
+    def drop_stale(self) -> None:
+        """Forget work for a proposal that the window has given up."""
+        if self.planning is not None and self.planning.ticket != self.window.ticket:
+            self.planning = None
+        if self.drawing is not None and self.drawing.ticket != self.window.ticket:
+            self.drawing = None
 
     def drew(self, num: int, step_s: float) -> None:
         """Note that a token step of `step_s` seconds, shared with others, gave this session `num` tokens."""

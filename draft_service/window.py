@@ -8,9 +8,14 @@ What it decides: when a proposal starts and how long it is, what of the chain su
 nothing will come. What it may not do: let a drawn token change the length or the moment of a proposal (non-
 anticipation).
 
+The verifier's hint that an epoch ended starts the next one at once; the orchestrator's commit confirms it, or overrules
+it. A hint is taken only as the very next round, at a place the chain has reached: everything else waits for the commit
+(`docs/decisions/rollback-hints.md`).
+
 Invariants:
 
 * `ids` is the committed text followed by the chain of the current epoch; the chain never passes `limit`;
+* `confirmed_len` <= `seen_len` <= len(ids); what lies between the first two rests on hints;
 * a proposal starts where the last one ended; it belongs to one epoch, or is abandoned unsent;
 * nothing is proposed between a `Pass` and the next commit.
 """
@@ -22,7 +27,7 @@ from typing import assert_never
 from draft_service.events import AskFrom, Begin, Command, Count, Draw, Drawn, Event, Planned, Rewind, Scheduled, Send
 from outrider.errors import ProtocolError
 from outrider.ids import Epoch, SessionId
-from outrider.messages import DraftCommit, DraftOpen, Pass, Proposal, ProposalHeader, SparseRow
+from outrider.messages import DraftCommit, DraftOpen, Pass, Proposal, ProposalHeader, RollbackHint, SparseRow
 
 FOREVER = 2**31 - 1
 """`until_len` of a drafter that will never propose again in this session."""
@@ -47,12 +52,19 @@ class Window:
         self.epoch: Epoch = opened.epoch
         self.ids: list[int] = list(opened.token_ids)
         """Committed ids, then the chain."""
-        self.seen_len = len(self.ids)
-        self.speculation = opened.speculation
+        self.seen_len = self.confirmed_len = len(self.ids)
+        """Committed length that it was told of, by commits or hints, and by commits alone."""
+        self.speculation = self._told = opened.speculation
+        """What it drafts by, and what it was told last."""
         self.max_len = opened.max_len or FOREVER
         self._needs_rows = opened.mode.needs_rows
         self._restarting = True
         self._passed = False
+        self._misled = False
+        """Whether a commit has overruled a hint: no other one is taken."""
+        self._confirmed_epoch = opened.epoch
+        self._claimed = -1
+        """Limit that the last proposal of this epoch claimed; -1: there was none."""
         self._tickets = 0
         self._draft: _Draft | None = None
 
@@ -65,6 +77,11 @@ class Window:
     def room(self) -> int:
         """Tokens that may still be drawn before another commit."""
         return max(0, self.limit - len(self.ids))
+
+    @property
+    def ticket(self) -> int:
+        """Ticket of the proposal under way; 0: none is."""
+        return self._draft.ticket if self._draft is not None else 0
 
     @property
     def wants_time(self) -> bool:
@@ -89,6 +106,8 @@ class Window:
                 self._drawn(event, out)
             case DraftCommit():
                 self._committed(event, out)
+            case RollbackHint():
+                self._hinted(event, out)
             case _:
                 assert_never(event)
         return out
@@ -142,38 +161,76 @@ class Window:
     def _proposal(self, draft: _Draft) -> Proposal:
         """The window may have been narrowed since the proposal was begun: then the chain stands still where it ends."""
         token_ids = tuple(self.ids[draft.base_len :])
-        limit = max(self.limit, len(self.ids))
+        self._claimed = limit = max(self.limit, len(self.ids))
         return Proposal(self.session_id, self.epoch, draft.base_len, self.seen_len, limit, token_ids, tuple(draft.rows))
 
     # -- commits ---------------------------------------------------------------------------------------------------
 
     def _committed(self, commit: DraftCommit, out: list[Command]) -> None:
         """Move on, or restart at the committed length when the epoch is newer; late commits change nothing."""
-        late = commit.epoch < self.epoch or commit.end < self.seen_len
+        late = commit.epoch < self._confirmed_epoch or commit.end < self.confirmed_len
         if late or commit.epoch.generation != self.epoch.generation:
             out.append(Count("late_commit"))
             return
-        if commit.start > self.seen_len:
-            out.append(AskFrom(self.seen_len))
+        if commit.start > self.confirmed_len:
+            out.append(AskFrom(self.confirmed_len))
             return
-        fresh = commit.token_ids[self.seen_len - commit.start :]
+        fresh = commit.token_ids[self.confirmed_len - commit.start :]
         if commit.epoch > self.epoch:
-            self.speculation = commit.speculation
-            self._restart(commit, fresh, out)
-        elif fresh:
-            # A window moves only with a token: a chain that stands at its limit may be answered by a bonus.
-            self.speculation = commit.speculation
-            self._confirm(fresh)
+            self._follow(commit, fresh, out)
+        elif fresh or commit.epoch > self._confirmed_epoch:
+            self._confirm(commit, fresh, out)
 
-    def _confirm(self, fresh: Sequence[int]) -> None:
-        """Tokens of the chain's own were accepted."""
-        if tuple(self.ids[self.seen_len : self.seen_len + len(fresh)]) != tuple(fresh):
-            raise ProtocolError(f"commit at {self.seen_len} differs from the chain in epoch {self.epoch}")
-        self.seen_len += len(fresh)
+    def _confirm(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
+        """Tokens of the chain's own were accepted, or a hint was true; a contradicted hint never happened.
 
-    def _restart(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
-        """The epoch ended: the chain past the committed tokens is forgotten, and with it a proposal being drawn."""
-        common = self.seen_len
+        A window moves only with a token: a chain that stands at the limit it claimed may be answered by a bonus.
+        """
+        hinted = self.confirmed_len < self.seen_len or self._confirmed_epoch < self.epoch
+        if not self._agrees(commit, fresh):
+            if not (hinted or self._misled):
+                raise ProtocolError(f"commit at {self.confirmed_len} differs from the chain in epoch {self.epoch}")
+            self._overrule(commit, fresh, out)
+            return
+        moves = commit.end > self.seen_len
+        self.confirmed_len, self._confirmed_epoch, self._told = commit.end, commit.epoch, commit.speculation
+        self.seen_len = max(self.seen_len, commit.end)
+        stands = self._draft is None and self._claimed == len(self.ids)
+        if moves or not stands:
+            self.speculation = self._told
+
+    def _agrees(self, commit: DraftCommit, fresh: Sequence[int]) -> bool:
+        """Whether a commit of this epoch, or of one that a hint ended, says what `ids` says, as far as it must."""
+        same_text = tuple(self.ids[self.confirmed_len : commit.end]) == tuple(fresh)
+        reaches = commit.end >= self.seen_len if commit.epoch == self.epoch else commit.end <= self.seen_len
+        return same_text and reaches
+
+    def _overrule(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
+        """The commit holds; what the verifier has of this epoch's chain is nobody's, so the epoch is sat out."""
+        out.append(Count("overruled_hint"))
+        self._follow(commit, fresh, out)
+        self._passed = self._misled = True
+
+    def _follow(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
+        """Restart where a commit says."""
+        self.speculation = self._told = commit.speculation
+        self._restart(commit.epoch, self.confirmed_len, fresh, out)
+        self.confirmed_len, self._confirmed_epoch = self.seen_len, commit.epoch
+
+    # -- hints -----------------------------------------------------------------------------------------------------
+
+    def _hinted(self, hint: RollbackHint, out: list[Command]) -> None:
+        """Restart before the commit, if the hint can only mean the end of the chain at hand."""
+        if self._misled or hint.epoch != self.epoch.next_round() or not self.seen_len <= hint.start <= len(self.ids):
+            out.append(Count("late_hint" if hint.epoch <= self.epoch else "odd_hint"))
+            return
+        out.append(Count("taken_hint"))
+        self.speculation = self._told
+        self._restart(hint.epoch, hint.start, () if hint.token_id is None else (hint.token_id,), out)
+
+    def _restart(self, epoch: Epoch, length: int, fresh: Sequence[int], out: list[Command]) -> None:
+        """Begin an epoch behind `ids[:length]` and the fresh tokens; a proposal being drawn is forgotten, too."""
+        common = length
         for token in fresh:
             if common >= len(self.ids) or self.ids[common] != token:
                 break
@@ -181,8 +238,8 @@ class Window:
         if len(self.ids) > common:
             out.append(Count("discarded", len(self.ids) - common))
             out.append(Rewind(common))
-        del self.ids[self.seen_len :]
+        del self.ids[length:]
         self.ids.extend(fresh)
         self.seen_len = len(self.ids)
-        self.epoch = commit.epoch
+        self.epoch, self._claimed = epoch, -1
         self._restarting, self._passed, self._draft = True, False, None

@@ -29,12 +29,13 @@ from draft_service.orders import (
     Report,
     Reported,
     TakeCommit,
+    TakeHint,
 )
 from draft_service.session import Session, SessionKey
 from draft_service.window import Window
 from outrider.errors import Internal, OutriderError
 from outrider.ids import SessionId
-from outrider.messages import Pass, Proposal, ProposeMessage
+from outrider.messages import DraftCommit, Pass, Proposal, ProposeMessage, RollbackHint
 
 MAX_FAILED_STEPS = 5
 """Token steps in a row that may fail before the drafter counts as broken."""
@@ -87,9 +88,9 @@ class DraftWorker:
             case OpenSession():
                 self._open(order)
             case TakeCommit():
-                session = self._find(order.key)
-                if session is not None:
-                    self._advance(session, order.commit)
+                self._tell(order.key, order.commit)
+            case TakeHint():
+                self._tell(order.key, order.hint)
             case CloseSession():
                 self._close(order)
             case GiveFeatures():
@@ -105,7 +106,6 @@ class DraftWorker:
         if previous is not None:
             self._end(previous, keep=True)
         session = Session(order.key, Window(opened), opened.verifier_address, reported_at_s=self._clock())
-        session.drop_stale()
         self._sessions[opened.session_id] = session
         self._metrics.sessions.set(len(self._sessions))
         described = DraftSession(
@@ -122,6 +122,11 @@ class DraftWorker:
             self._report(session)
             self._end(session, order.keep_kv)
         self._reports.append(Closed(order.key))
+
+    def _tell(self, key: SessionKey, said: DraftCommit | RollbackHint) -> None:
+        session = self._find(key)
+        if session is not None:
+            self._advance(session, said)
 
     def _find(self, key: SessionKey) -> Session | None:
         session = self._sessions.get(key.session_id)
@@ -259,8 +264,10 @@ class DraftWorker:
         if count.name == "discarded":
             session.num_discarded += count.amount
             self._metrics.discarded.inc(count.amount)
-        else:
+        elif count.name == "late_commit":
             self._metrics.late_commits.inc(count.amount)
+        else:
+            self._metrics.hints.labels(count.name.removesuffix("_hint")).inc(count.amount)
 
     # -- reporting and ending ----------------------------------------------------------------------------------------
 

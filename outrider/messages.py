@@ -117,6 +117,8 @@ class ProposeHello:
     vocabulary: "Vocabulary"
     feature_layers: tuple[int, ...] = ()
     """Target layers whose hidden states it wants back; -1 is the last, after its final norm."""
+    takes_hints: bool = False
+    """Whether it wants to hear of the end of an epoch before the orchestrator's commit."""
 
 
 ProposeRequestMessage = ProposeHello | ProposeMessage

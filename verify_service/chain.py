@@ -113,6 +113,11 @@ class Chain:
         return self.committed_len + len(self._waiting)
 
     @property
+    def awaits_drafter(self) -> bool:
+        """Whether nothing waits to be tested, and the next token has to come from the drafter or from patience."""
+        return self.committed_len < self.commit_limit and not self._waiting and self._draw_kind() is None
+
+    @property
     def wants_rows(self) -> int:
         """Rows the model would have to compute for the next test; 0 when there is none, or a held row is enough."""
         if self.committed_len >= self.commit_limit:
@@ -423,8 +428,7 @@ class Chain:
         """Keep exactly the timer that this state needs; a test under way leaves it alone."""
         if self._testing is not None:
             return
-        idle = self.committed_len < self.commit_limit and not self._waiting and self._draw_kind() is None
-        if not idle:
+        if not self.awaits_drafter:
             self._timer = None
             return
         kind = TimerKind.PATIENCE if self._header is None else TimerKind.BODY

@@ -28,5 +28,5 @@ class VerifySettings(ModelSettings):
     """Under mutual TLS: names of certificates, comma-separated, "*" for any characters, that may propose."""
     certified_worker_ids: bool = False
     """Under mutual TLS: whether a draft worker's id has to be a name in its certificate, so that each has its own."""
-    send_hints: bool = False
-    """Whether draft workers are told of an epoch's end before the orchestrator's commit."""
+    send_hints: bool = True
+    """Whether draft workers that want it are told of an epoch's end before the orchestrator's commit."""

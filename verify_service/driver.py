@@ -121,6 +121,8 @@ class Driver:
 
     def _report(self, session: Session, report: Report) -> None:
         session.send(verdict_of(session, report))
-        hint = hint_of(session, report) if self.send_hints else None
-        if hint is not None:
-            self.workers.tell(session.chain.worker_id, hint)
+        worker_id = session.chain.worker_id
+        if self.send_hints and self.workers.takes_hints(worker_id):
+            hint = hint_of(session.chain, report)
+            if hint is not None:
+                self.workers.tell(worker_id, hint)

@@ -59,8 +59,8 @@ class EngineSettings:
     """Longest wait for the body of an announced proposal; running out voids the guarantee of rejection mode."""
     prefix_reuse: bool = True
     """Whether KV that was computed before, for whichever session, is used again; no text depends on it."""
-    send_hints: bool = False
-    """Whether draft workers are told of the end of an epoch before the orchestrator's commit."""
+    send_hints: bool = True
+    """Whether draft workers that want it are told of the end of an epoch before the orchestrator's commit."""
     fill_beside: int = 1
     """Stretches of KV filled per step while any session can decode: decoding waits for no more than that."""
     fill_alone: int = 8

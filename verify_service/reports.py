@@ -5,6 +5,7 @@ import torch
 from outrider.ids import TokenKind
 from outrider.messages import RollbackHint, TargetFeatures, Verdict
 from outrider.messages import Tensor as WireTensor
+from verify_service.chain import Chain
 from verify_service.events import Report
 from verify_service.sessions import PassFigures, Session
 
@@ -33,15 +34,19 @@ def verdict_of(session: Session, report: Report) -> Verdict:
     )
 
 
-def hint_of(session: Session, report: Report) -> RollbackHint | None:
-    """Return the hint for a round that ended inside its generation; None where no round did."""
+def hint_of(chain: Chain, report: Report) -> RollbackHint | None:
+    """Return the hint for a round that ended inside its generation; None where nothing is gained by it.
+
+    Nothing is where no round ended, and where the verifier goes on without its drafter, or not at all for now: whatever
+    came early would be stale, or wait.
+    """
     ended, begun = report.epoch, report.next_epoch
-    if ended == begun or ended.generation != begun.generation:
+    if ended == begun or ended.generation != begun.generation or not chain.awaits_drafter:
         return None
     end = report.start + len(report.token_ids)
     if not report.kinds or report.kinds[-1] is TokenKind.ACCEPTED:
-        return RollbackHint(session.opened.session_id, begun, end)
-    return RollbackHint(session.opened.session_id, begun, end - 1, report.token_ids[-1])
+        return RollbackHint(chain.session_id, begun, end)
+    return RollbackHint(chain.session_id, begun, end - 1, report.token_ids[-1])
 
 
 def features_of(session: Session, position: int, hidden: torch.Tensor) -> TargetFeatures:

@@ -60,6 +60,11 @@ class Workers:
         stream = self._stream(worker_id)
         return stream is not None and bool(stream.hello.feature_layers)
 
+    def takes_hints(self, worker_id: WorkerId | None) -> bool:
+        """Whether this worker is connected and wants to hear early that an epoch ended."""
+        stream = self._stream(worker_id)
+        return stream is not None and stream.hello.takes_hints
+
     def tell(self, worker_id: WorkerId | None, message: ProposeResponseMessage) -> None:
         """Send something to a worker; what cannot be delivered is only a lost optimisation."""
         stream = self._stream(worker_id)

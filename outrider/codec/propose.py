@@ -64,7 +64,12 @@ def propose_request_from_proto(message: pb.ProposeRequest) -> ProposeRequestMess
 
 def _hello_to_proto(hello: ProposeHello) -> pb.ProposeHello:
     vocabulary = t.vocabulary_to_proto(hello.vocabulary)
-    return pb.ProposeHello(worker_id=hello.worker_id, vocabulary=vocabulary, feature_layers=hello.feature_layers)
+    return pb.ProposeHello(
+        worker_id=hello.worker_id,
+        vocabulary=vocabulary,
+        feature_layers=hello.feature_layers,
+        takes_hints=hello.takes_hints,
+    )
 
 
 def _hello_from_proto(message: pb.ProposeHello) -> ProposeHello:
@@ -73,6 +78,7 @@ def _hello_from_proto(message: pb.ProposeHello) -> ProposeHello:
         worker_id=WorkerId(PEER.name("hello.worker_id", message.worker_id)),
         vocabulary=t.vocabulary_from_proto(message.vocabulary),
         feature_layers=tuple(PEER.integer("hello.feature_layers", layer, -1) for layer in message.feature_layers),
+        takes_hints=message.takes_hints,
     )
 
 

@@ -510,8 +510,11 @@ class ProposeHello(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     FEATURE_LAYERS_FIELD_NUMBER: _builtins.int
+    TAKES_HINTS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Its worker id, as the orchestrator names it in DecodeAttach; never empty."""
+    takes_hints: _builtins.bool
+    """Whether it wants rollback hints. Unset means no."""
     @_builtins.property
     def vocabulary(self) -> _types_pb2.Vocabulary:
         """Its vocabulary. A different map is refused with FAILED_PRECONDITION."""
@@ -528,10 +531,11 @@ class ProposeHello(_message.Message):
         worker_id: _builtins.str = ...,
         vocabulary: _types_pb2.Vocabulary | None = ...,
         feature_layers: _abc.Iterable[_builtins.int] | None = ...,
+        takes_hints: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["vocabulary", b"vocabulary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_layers", b"feature_layers", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feature_layers", b"feature_layers", "takes_hints", b"takes_hints", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

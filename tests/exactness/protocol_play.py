@@ -6,6 +6,7 @@ is drawn, so that it is a fair test of the law. A move that is not possible does
     d  the drafter makes a proposal (headers and rows as sent on the wire)    n  it passes instead
     p  the first message on the Propose stream arrives                        l  the log answers
     v  the verifier has rows                                                  c  the first verdict is committed
+    h  the first hint reaches the drafter (without it in the schedule none is sent)                  H  it is lost
     t  patience runs out                          s  the drafter is swapped   r  the verifier is lost and opened again
     w  it is lost in the middle of a pass
     x  the Propose stream breaks and its messages are lost                    g  its first message is lost
@@ -30,6 +31,7 @@ from outrider.messages import (
     Proposal,
     ProposalHeader,
     ProposeMessage,
+    RollbackHint,
     SamplingParams,
     SparseRow,
     Speculation,
@@ -41,6 +43,7 @@ from tests.exactness.toy import Source
 from tests.protocol.parts import EndAt, frozen, plan_for
 from verify_service import events as verify
 from verify_service.chain import Chain
+from verify_service.reports import hint_of
 
 SESSION = SessionId("s")
 MAX_MOVES = 400
@@ -91,6 +94,7 @@ class Play:
     drafts_to_the_end: bool = True
     """Whether the drafter knows the final length and passes there, instead of drafting past it."""
     chain: type[Chain] = Chain
+    window: type[Window] = Window
     late: Callable[[ProposeMessage], bool] = lambda message: False
     """Messages that arrive only after patience has run out once more."""
     cut: Callable[[Proposal], int] = lambda proposal: len(proposal.token_ids)
@@ -118,6 +122,7 @@ class _Performance:
         self.proposed: deque[verify.Arrived] = deque()
         self.verdicts: deque[orch.VerdictArrived] = deque()
         self.appended: deque[orch.Logged] = deque()
+        self.hinted: deque[RollbackHint] = deque()
         self.window: Window | None = None
         self.worker_id = WorkerId("")
         self.timer: verify.StartTimer | None = None
@@ -171,6 +176,14 @@ class _Performance:
     def move_c(self) -> None:
         if self.verdicts:
             self.orchestrate(self.verdicts.popleft())
+
+    def move_h(self) -> None:
+        if self.hinted:
+            self.tell_window(self.hinted.popleft())
+
+    def move_H(self) -> None:
+        if self.hinted:
+            self.hinted.popleft()
 
     def move_l(self) -> None:
         if self.appended:
@@ -235,7 +248,7 @@ class _Performance:
             SESSION, opened.epoch, opened.token_ids, self.play.mode, SamplingParams(), b"", opened.speculation,
             WorkerId("v"), "", max_len=self.final_len if self.play.drafts_to_the_end else 0,
         )  # fmt: skip
-        self.window, self.worker_id = Window(request), opened.worker_id
+        self.window, self.worker_id = self.play.window(request), opened.worker_id
 
     def tell_chain(self, event: verify.Event, *, judging: bool = True) -> None:
         for command in self.chain.step(event):
@@ -270,6 +283,8 @@ class _Performance:
             report.num_tested, report.next_epoch, report.cause,
         )  # fmt: skip
         self.verdicts.append(orch.VerdictArrived(self.rounds._opened, verdict))
+        hint = hint_of(self.chain, report) if "h" in self.play.schedule else None
+        self.hinted.extend([hint] if hint is not None else [])
 
     def tell_window(self, event: draft.Event, count: int | None = None) -> None:
         if self.window is None:
@@ -283,6 +298,8 @@ class _Performance:
                     self._draw(command)
                 case draft.Send():
                     self._send(command.message)
+                case draft.Count():
+                    self.play.witnesses.add(command.name)
                 case _:
                     pass
 

@@ -4,7 +4,7 @@ Nothing is sampled: every outcome of every draw is played (`enumeration`), so th
 each path every use of a keyed draw is recorded, and none may repeat (`protocol_play.CountedSource`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 import orchestrator.rounds as rounds_module
+from draft_service import events as draft
+from draft_service.window import Window
 from outrider.ids import Epoch, Mode, TokenKind
-from outrider.messages import Proposal, ProposeMessage, SamplingParams, SparseRow, Speculation
+from outrider.messages import DraftCommit, Proposal, ProposeMessage, SamplingParams, SparseRow, Speculation
 from outrider.noise import Purpose
 from outrider.sampling import one_hot_row, sparse_row
 from outrider.verification.rejection import draft_prob
@@ -69,6 +71,13 @@ SCHEDULES = {
     "pass": ("dppvcnpv|cdppvc", PIPELINED, {"plain"}),
     "reset by a broken stream": ("ddppvdx|vccdppvc", PIPELINED, {"reset"}),
     "reset on a gap": ("ddggpp|vccdppvc", PIPELINED, {"gap", "reset"}),
+    "hints in sequential rounds": ("|dppvhdppvhccv", SEQUENTIAL, {"taken_hint", "recovered", "bonus"}),
+    "hints before commits": ("|dppvhdcdppvc", PIPELINED_2, {"taken_hint", "recovered", "held"}),
+    "hints while drafting in flight": ("|ddppvhdppvc", PIPELINED, {"taken_hint", "held", "stale"}),
+    "hints behind commits": ("|ddppvcchdppv", PIPELINED, {"late_hint", "recovered"}),
+    "hints behind lost ones": ("dppvtvtvHhdccch|ddppvhc", PIPELINED, {"odd_hint", "patience", "taken_hint"}),
+    "hint of a reset": ("ddggpphdpp|vccdhppvc", PIPELINED, {"gap", "reset", "taken_hint"}),
+    "hints, and a verifier lost": ("dppvhdppr|dppvhc", PIPELINED, {"taken_hint", "verifier lost"}),
 }
 """Moves, window, and what must be seen to happen on some path."""
 
@@ -108,6 +117,22 @@ def test_a_commit_limit_that_cuts_proposals_changes_nothing(
     monkeypatch.setattr(rounds_module, "MAX_AHEAD_OF_LOG", 1)
     monkeypatch.setattr(rounds_module, "PROGRESS_STRIDE", 1)
     assert distance(Play(DRAWN, "|dppvcl", mode, speculation)) < EXACT
+
+
+class DraftsAgainOnAConfirmation(Window):
+    """Draws its chain once more, with the same keys, when the commit that it was hinted arrives."""
+
+    def _confirm(self, commit: DraftCommit, fresh: Sequence[int], out: list[draft.Command]) -> None:
+        hinted = self._confirmed_epoch < self.epoch == commit.epoch
+        super()._confirm(commit, fresh, out)
+        if hinted:
+            self._restart(self.epoch, self.seen_len, (), out)
+
+
+def test_a_chain_drawn_again_when_its_hint_is_confirmed_is_caught() -> None:
+    schedule, speculation, _ = SCHEDULES["hints before commits"]
+    with pytest.raises(AssertionError, match="drawn twice"):
+        distance(Play(DRAWN, schedule, Mode.REJECTION, speculation, window=DraftsAgainOnAConfirmation))
 
 
 # --- planted mistakes -----------------------------------------------------------------------------------------------

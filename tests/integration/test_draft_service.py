@@ -31,7 +31,7 @@ from outrider.errors import (
     Unavailable,
     VocabularyMismatch,
 )
-from outrider.ids import Mode
+from outrider.ids import Epoch, Generation, Mode, SessionId
 from outrider.messages import (
     DraftClose,
     DraftRequestMessage,
@@ -314,14 +314,59 @@ async def test_a_refused_vocabulary_fails_the_sessions_of_that_verifier_only() -
             assert (await refusing.next()).session_id == "bad"
 
 
-async def test_hints_and_unexpected_messages_of_a_verifier_are_counted() -> None:
+async def test_a_hint_starts_the_next_round_before_the_commit() -> None:
     async with recording_verifier() as (verifier, address), draft_app() as app, draft_call(app.address) as stream:
         opened = opening(address)
         stream.send(opened)
         await verifier.next()
-        verifier.streams[0].send(RollbackHint(opened.session_id, opened.epoch, 20, 3))
+        assert verifier.hellos[0].takes_hints
+        *_, own = greedy(PROMPT, 5)
+        verifier.streams[0].send(RollbackHint(opened.session_id, opened.epoch.next_round(), 24, own))
+        proposal = await verifier.next()
+        assert isinstance(proposal, Proposal)
+        assert (proposal.epoch.round, proposal.base_len, proposal.seen_len) == (1, 25, 25)
+        stream.send(commit(20, greedy(PROMPT, 5), 1))
+        stream.send(commit(25, greedy(PROMPT, 10)[5:], 2))
+        following = await verifier.next()
+        assert isinstance(following, Proposal)
+        assert (following.epoch.round, following.base_len) == (2, 30)
+        assert counted(app, "rollback_hints", fate="taken") == 1
+
+
+async def test_hints_of_strangers_and_unexpected_messages_of_a_verifier_change_nothing() -> None:
+    async with (
+        recording_verifier() as (verifier, address),
+        recording_verifier() as (other, other_address),
+        draft_app() as app,
+        draft_call(app.address) as stream,
+        draft_call(app.address) as of_other,
+    ):
+        opened, first, epoch = opening(address), opening(other_address, "other"), Epoch(Generation(1, 1), 1)
+        stream.send(opened)
+        of_other.send(first)
+        await verifier.next()
+        await other.next()
+        own = RollbackHint(opened.session_id, epoch, 20, 3)
+        other.streams[0].send(own)
+        for odd in (
+            replace(own, session_id=SessionId("nobody's")),
+            replace(own, token_id=VOCAB),
+            replace(own, epoch=Epoch(Generation(1, 2), 1)),
+        ):
+            verifier.streams[0].send(odd)
         verifier.streams[0].send(Draining("for the test"))
-        await until(lambda: counted(app, "rollback_hints") == 1)
+        await until(lambda: counted(app, "rollback_hints", fate="foreign") == 4)
+        assert verifier.messages.empty()
+        stream.send(commit(20, greedy(PROMPT, 5), 1))
+        assert (await verifier.next()).base_len == 25
+
+
+async def test_a_worker_may_be_set_to_take_no_hints() -> None:
+    async with recording_verifier() as (verifier, address), draft_app(take_hints=False) as app:
+        async with draft_call(app.address) as stream:
+            stream.send(opening(address))
+            await verifier.next()
+        assert not verifier.hellos[0].takes_hints
 
 
 async def test_an_unused_stream_is_closed_after_a_while() -> None:

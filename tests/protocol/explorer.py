@@ -8,6 +8,8 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 
+import pytest
+
 from tests.protocol.parts import Violation
 from tests.protocol.world import Setting, State, World
 
@@ -116,3 +118,19 @@ def explore(setting: Setting, max_depth: int = 10_000, max_states: int = 2_000_0
         Found: an invariant is broken, a state is dead, or a fair run need not end.
     """
     return Search(setting, max_depth, max_states).run()
+
+
+def searched(setting: Setting) -> Explored:
+    """Search, print what was seen, and insist that nothing was left out."""
+    explored = explore(setting)
+    print(f"{setting}: {explored}")
+    assert explored.complete
+    assert explored.num_ends > 0
+    return explored
+
+
+def found(setting: Setting) -> Found:
+    """Search for a planted mistake; return what was found."""
+    with pytest.raises(Found) as caught:
+        explore(setting)
+    return caught.value

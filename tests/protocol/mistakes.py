@@ -6,7 +6,7 @@ from dataclasses import replace
 from draft_service import events as draft
 from draft_service.window import Window
 from outrider.ids import Epoch
-from outrider.messages import DecodeProgress, DraftCommit, Proposal
+from outrider.messages import DecodeProgress, DraftCommit, Proposal, RollbackHint
 from verify_service import events as verify
 from verify_service.chain import Chain
 from verify_service.intake import Fate, fate_of
@@ -67,9 +67,9 @@ class KeepsTheChainOfALostStream(Chain):
 class NumbersItsOwnEpochs(Window):
     """Counts a round of its own when it rolls back, as the verifier does, instead of taking the verifier's number."""
 
-    def _restart(self, commit: DraftCommit, fresh: Sequence[int], out: list[draft.Command]) -> None:
+    def _restart(self, epoch: Epoch, length: int, fresh: Sequence[int], out: list[draft.Command]) -> None:
         own = self.epoch
-        super()._restart(commit, fresh, out)
+        super()._restart(epoch, length, fresh, out)
         rolled_back = any(isinstance(command, draft.Rewind) for command in out)
         self.epoch = own.next_round() if rolled_back else own
 
@@ -77,11 +77,11 @@ class NumbersItsOwnEpochs(Window):
 class IgnoresTheEpochOfACommit(Window):
     """Goes on with its chain where a commit happens to agree with it."""
 
-    def _restart(self, commit: DraftCommit, fresh: Sequence[int], out: list[draft.Command]) -> None:
-        if fresh and self.ids[self.seen_len :][: len(fresh)] == list(fresh):
+    def _restart(self, epoch: Epoch, length: int, fresh: Sequence[int], out: list[draft.Command]) -> None:
+        if fresh and self.ids[length:][: len(fresh)] == list(fresh):
             self.seen_len += len(fresh)
         else:
-            super()._restart(commit, fresh, out)
+            super()._restart(epoch, length, fresh, out)
 
 
 class ClaimsTooLowALimit(Window):
@@ -89,3 +89,63 @@ class ClaimsTooLowALimit(Window):
 
     def _proposal(self, draft: object) -> Proposal:
         return replace(super()._proposal(draft), limit=self.limit)  # type: ignore[arg-type]
+
+
+class WidensOnAConfirmation(Window):
+    """Takes a wider window with a commit that says nothing new, though its chain stands at its limit."""
+
+    def _confirm(self, commit: DraftCommit, fresh: Sequence[int], out: list[draft.Command]) -> None:
+        super()._confirm(commit, fresh, out)
+        self.speculation = commit.speculation
+
+
+class DraftsAgainOnAConfirmation(Window):
+    """Starts the chain once more when the commit that it was hinted arrives."""
+
+    def _confirm(self, commit: DraftCommit, fresh: Sequence[int], out: list[draft.Command]) -> None:
+        super()._confirm(commit, fresh, out)
+        if commit.end == self.seen_len:
+            self._restart(self.epoch, self.seen_len, (), out)
+
+
+class TakesHintsOverAGap(Window):
+    """Believes that it knows the text up to any hint of a later round."""
+
+    def _hinted(self, hint: RollbackHint, out: list[draft.Command]) -> None:
+        if hint.epoch > self.epoch and self.seen_len <= hint.start <= len(self.ids):
+            self.epoch = replace(hint.epoch, round=hint.epoch.round - 1)
+        super()._hinted(hint, out)
+
+
+class TakesLateHints(Window):
+    """Goes back to where a hint says, though it has been there."""
+
+    def _hinted(self, hint: RollbackHint, out: list[draft.Command]) -> None:
+        if hint.epoch == self.epoch:
+            self._restart(hint.epoch, hint.start, () if hint.token_id is None else (hint.token_id,), out)
+        else:
+            super()._hinted(hint, out)
+
+
+class TakesHintsOfAnyGeneration(Window):
+    """Looks at the round of a hint alone."""
+
+    def _hinted(self, hint: RollbackHint, out: list[draft.Command]) -> None:
+        super()._hinted(replace(hint, epoch=replace(self.epoch, round=hint.epoch.round)), out)
+
+
+class StaysSilentAfterAHint(Window):
+    """Takes a hint for the end of an epoch, but not for the end of its own silence."""
+
+    def _hinted(self, hint: RollbackHint, out: list[draft.Command]) -> None:
+        passed = self._passed
+        super()._hinted(hint, out)
+        self._passed = passed
+
+
+class TakesAConfirmationForALateCommit(Window):
+    """Ignores what a commit says about epochs that hints have ended already, the window included."""
+
+    def _committed(self, commit: DraftCommit, out: list[draft.Command]) -> None:
+        if commit.epoch > self.epoch or commit.end > self.seen_len:
+            super()._committed(commit, out)

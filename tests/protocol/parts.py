@@ -27,6 +27,7 @@ from outrider.messages import (
     Proposal,
     ProposalHeader,
     ProposeMessage,
+    RollbackHint,
     SamplingParams,
     SparseRow,
     TokenLogprobs,
@@ -35,6 +36,7 @@ from outrider.messages import (
 from verify_service import events as verify
 from verify_service.chain import Chain
 from verify_service.conduct import Conduct
+from verify_service.reports import hint_of
 from verify_service.waiting import Waiting
 
 SESSION = SessionId("s")
@@ -136,11 +138,11 @@ class VerifierPart:
     def copy(self) -> "VerifierPart":
         return replace(self, chain=copied(self.chain))
 
-    def step(self, event: verify.Event) -> list[Verdict]:
-        """Take an event, judge what is to be tested, check everything; return the verdicts."""
+    def step(self, event: verify.Event) -> list[Verdict | RollbackHint]:
+        """Take an event, judge what is to be tested, check everything; return verdicts, each before its hint."""
         if isinstance(event, verify.Arrived):
             self._arrived(event.message)
-        out: list[Verdict] = []
+        out: list[Verdict | RollbackHint] = []
         commands = self.chain.step(event)
         if isinstance(event, verify.Arrived) and verify.Count("garbage") in commands:
             # Only a larger gamma that this side has not heard of yet may look like it.
@@ -158,7 +160,7 @@ class VerifierPart:
             late = message.epoch == self.bonus[0] and message.base_len >= self.bonus[1]
             check(not late, f"a bonus was drawn at {self.bonus[1]} while {message} was coming")
 
-    def _carry_out(self, commands: list[verify.Command], out: list[Verdict]) -> None:
+    def _carry_out(self, commands: list[verify.Command], out: list[Verdict | RollbackHint]) -> None:
         for command in commands:
             match command:
                 case verify.Test():
@@ -167,6 +169,8 @@ class VerifierPart:
                     self.kv_len = command.length
                 case verify.Report():
                     out.append(self._verdict(command))
+                    hint = hint_of(self.chain, command)
+                    out.extend([hint] if hint is not None else [])
                 case verify.StartTimer() | verify.Count():
                     pass
 
@@ -255,7 +259,7 @@ class DrafterPart:
             return 0
         return drawing.count + 1 if tuple(self.window.ids) == twin_text(len(self.window.ids)) else 1
 
-    def step(self, event: DraftCommit | BeginDraft | DrawTokens) -> list[ProposeMessage | draft.AskFrom]:
+    def step(self, event: DraftCommit | RollbackHint | BeginDraft | DrawTokens) -> list[ProposeMessage | draft.AskFrom]:
         """Take an event; return what is sent."""
         out: list[ProposeMessage | draft.AskFrom] = []
         match event:

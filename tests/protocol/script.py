@@ -13,6 +13,7 @@ from outrider.messages import (
     Pass,
     Proposal,
     ProposalHeader,
+    RollbackHint,
     Speculation,
     Verdict,
 )
@@ -133,6 +134,9 @@ def _message(message: object) -> str:
             return f"pass at {message.base_len} {until}, {_epoch(message.epoch)}"
         case DraftCommit():
             return f"commit {_places(message.start, message.token_ids)}, {_epoch(message.epoch)}"
+        case RollbackHint():
+            own = () if message.token_id is None else (message.token_id,)
+            return f"hint {_places(message.start, own)}, {_epoch(message.epoch)}"
         case DecodeAttach():
             return f"attach {message.worker_id or 'nobody'}, {_generation(message.generation)}"
         case DecodeProgress():

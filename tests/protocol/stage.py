@@ -13,11 +13,21 @@ from orchestrator import events as orch
 from orchestrator.rounds import Rounds
 from outrider.generation import Chunk
 from outrider.ids import FinishReason, Mode, WorkerId
-from outrider.messages import COUNT_TOTAL, DecodeOpen, DraftOpen, SamplingParams, SparseRow, Speculation, Verdict
+from outrider.messages import (
+    COUNT_TOTAL,
+    DecodeOpen,
+    DraftOpen,
+    RollbackHint,
+    SamplingParams,
+    SparseRow,
+    Speculation,
+    Verdict,
+)
 from tests.protocol.parts import PROMPT, SESSION, VOCAB, plan_for, target_token
 from tests.protocol.script import command_line, event_line
 from verify_service import events as verify
 from verify_service.chain import Chain
+from verify_service.reports import hint_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Stage:
     mode: Mode = Mode.GREEDY
     num_tokens: int = 6
     stop_at: int = -1
+    hints: bool = False
+    """Whether the verifier sends hints, on a stream of their own."""
     wrong: tuple[int, ...] = ()
     """Positions at which the drafter's next try is wrong."""
     lines: list[str] = field(default_factory=list)
@@ -54,7 +66,7 @@ class Stage:
     opened_streams: int = 0
 
     def __post_init__(self) -> None:
-        self.streams = {name: deque() for name in ("decode", "draft", "propose", "verdicts", "log")}
+        self.streams = {name: deque() for name in ("decode", "draft", "propose", "verdicts", "hints", "log")}
         final_len = len(PROMPT) + self.num_tokens
         self.rounds = Rounds(plan_for(final_len, self.speculation), StopAt(final_len, self.stop_at))
         self.orchestrator(orch.Started(WorkerId("v"), WorkerId("d1")))
@@ -94,6 +106,8 @@ class Stage:
                     self.verifier(self._judged(command))
                 case verify.Report():
                     self.streams["verdicts"].append(orch.VerdictArrived(self.rounds._opened, _verdict(command)))
+                    hint = hint_of(self.chain, command) if self.hints else None
+                    self.streams["hints"].extend([hint] if hint is not None else [])
                 case _:
                     pass
 
@@ -183,6 +197,8 @@ class Stage:
                 self._open_drafter(message)
             case orch.TellDrafter():
                 self.drafter(message.commit)
+            case RollbackHint():
+                self.drafter(message)
             case _:
                 self.lines.append(f"{'verifier' if name == 'decode' else 'drafter':<13}closed")
 

@@ -11,7 +11,7 @@ import orchestrator.rounds as rounds_module
 from outrider.ids import Mode
 from outrider.messages import Speculation
 from tests.protocol import mistakes
-from tests.protocol.explorer import Explored, Found, explore
+from tests.protocol.explorer import found, searched
 from tests.protocol.world import Setting
 from verify_service.chain import Chain
 
@@ -19,15 +19,6 @@ OFF = Speculation()
 SEQUENTIAL, SEQUENTIAL_2 = Speculation(1, 1, 1), Speculation(2, 2, 2)
 PIPELINED, PIPELINED_2 = Speculation(1, 1, 2), Speculation(2, 1, 4)
 ONE_OF_EACH = ("timer", "break", "drop", "double", "drafter", "verifier", "hang")
-
-
-def searched(setting: Setting, max_states: int = 2_000_000) -> Explored:
-    """Search, print what was seen, and insist that nothing was left out."""
-    explored = explore(setting, max_states=max_states)
-    print(f"{setting}: {explored}")
-    assert explored.complete
-    assert explored.num_ends > 0
-    return explored
 
 
 @pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.REJECTION, Mode.BLOCK], ids=lambda mode: mode.name)
@@ -116,12 +107,6 @@ def test_one_trouble_in_longer_runs_breaks_nothing(trouble: str, mode: Mode) -> 
 
 
 # --- planted mistakes -----------------------------------------------------------------------------------------------
-
-
-def found(setting: Setting) -> Found:
-    with pytest.raises(Found) as caught:
-        explore(setting)
-    return caught.value
 
 
 def test_a_silent_drop_on_a_gap_is_found() -> None:

@@ -16,7 +16,7 @@ from verify_service.chain import Chain
 
 NUM_TOKENS = 60
 MAX_MOVES = 20_000
-TROUBLES = ("timer", "break", "drop", "double", "drafter", "verifier", "hang")
+TROUBLES = ("timer", "break", "drop", "double", "drafter", "verifier", "hang", "unhint")
 
 
 def setting_of(seed: int, mode: Mode, chain: type[Chain] = Chain) -> Setting:
@@ -25,8 +25,9 @@ def setting_of(seed: int, mode: Mode, chain: type[Chain] = Chain) -> Setting:
     speculation = Speculation(gamma, rng.randint(1, gamma), gamma * rng.choice([1, 2, 4]))
     trouble = tuple((kind, rng.randint(0, 4)) for kind in TROUBLES)
     return Setting(
-        NUM_TOKENS, speculation, mode, rows=(0, 33), passes=seed % 3 == 0, slow_log=True, trouble=trouble, chain=chain
-    )
+        NUM_TOKENS, speculation, mode, rows=(0, 33), passes=seed % 3 == 0, hints=seed % 2 == 0, slow_log=True,
+        trouble=trouble, chain=chain,
+    )  # fmt: skip
 
 
 def run(seed: int, setting: Setting) -> int:

@@ -190,10 +190,41 @@ def reset_on_a_gap() -> Stage:
     return stage
 
 
+def hints() -> Stage:
+    """A hint starts the next epoch before the commit, which confirms it; one that comes later changes nothing."""
+    stage = Stage(PIPELINED, num_tokens=8, wrong=(3, 5), hints=True)
+    stage.play("decode", "draft")
+    stage.propose()
+    stage.play("propose", "verify", "hints")
+    stage.note("the chain goes on behind the hinted token; the commit is still on its way")
+    stage.propose()
+    stage.play("verdicts", "draft", "propose", "verify")
+    stage.note("this time the commit is faster")
+    stage.play("verdicts", "draft", "hints")
+    stage.propose()
+    return stage
+
+
+def hints_behind_a_gap() -> Stage:
+    """A hint is lost: the next one does not say all that came before it, and the commits are waited for."""
+    stage = Stage(PIPELINED, wrong=(3,), hints=True)
+    stage.play("decode", "draft")
+    stage.propose()
+    stage.play("propose", "verify")
+    stage.expire()
+    stage.verify()
+    stage.note("the first hint is lost")
+    stage.streams["hints"].popleft()
+    stage.play("hints", "verdicts", "draft")
+    stage.propose()
+    stage.play("propose", "verify", "verdicts", "log")
+    return stage
+
+
 SCENES: list[Callable[[], Stage]] = [
     full_acceptance_sequential, full_acceptance_pipelined, rejection_at_each_position, rejection_at_the_held_row,
     late_and_double_verdicts, patience, drafter_loss_and_replacement, verifier_loss, cancel, stop_in_mid_run,
-    rejection_mode_header_and_body, a_pass, reset_on_a_gap,
+    rejection_mode_header_and_body, a_pass, reset_on_a_gap, hints, hints_behind_a_gap,
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from orchestrator import events as orch
-from outrider.messages import Pass, Proposal, ProposalHeader, Verdict
+from outrider.messages import Pass, Proposal, ProposalHeader, RollbackHint, Verdict
 from verify_service import events as verify
 
 
@@ -18,6 +18,9 @@ def say(value: Any) -> str:
             return f"header {said.base_len}+{said.count}, round {said.epoch.round}"
         case verify.Arrived(message=Pass() as said):
             return f"pass {said.base_len}..{said.until_len}, round {said.epoch.round}"
+        case RollbackHint():
+            token = "reset" if value.token_id is None else f"[{value.token_id}]"
+            return f"hint {value.start}+{token}, round {value.epoch.round}"
         case orch.TellDrafter(commit=said):
             return f"commit {said.start}+{list(said.token_ids)}, round {said.epoch.round}"
         case orch.TellVerifier():

@@ -15,7 +15,7 @@ from draft_service.window import Window
 from orchestrator import events as orch
 from orchestrator.rounds import Rounds
 from outrider.ids import Mode, WorkerId
-from outrider.messages import Speculation
+from outrider.messages import RollbackHint, Speculation, Verdict
 from tests.protocol.parts import (
     PROMPT,
     BeginDraft,
@@ -28,14 +28,18 @@ from tests.protocol.parts import (
     Violation,
     check,
     plan_for,
+    twin_text,
 )
 from tests.protocol.wording import say
 from verify_service import events as verify
 from verify_service.chain import Chain
 
 NONE = -1
-STREAMS = ("to_verifier", "to_orchestrator", "to_drafter", "asked", "proposed", "proposed_before")
-TROUBLE = ("timer", "break", "drop", "double", "drafter", "verifier", "hang", "tune")
+STREAMS = ("to_verifier", "to_orchestrator", "to_drafter", "asked", "proposed", "proposed_before", "hinted")
+TROUBLE = ("timer", "break", "drop", "double", "drafter", "verifier", "hang", "tune", "unhint")
+
+_DOUBLED = (verify.Arrived, orch.TellVerifier, orch.TellDrafter, orch.VerdictArrived, RollbackHint)
+"""What may arrive twice."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Setting:
     """Drafter's context; 0: no limit."""
     passes: bool = False
     """Whether the drafter may pass."""
+    hints: bool = False
+    """Whether the verifier tells the drafter of an epoch's end: a stream of its own, which may lose anything."""
     slow_log: bool = False
     """Whether the log answers at some later time instead of at once."""
     tunings: tuple[Speculation, ...] = ()
@@ -78,6 +84,8 @@ class State(NamedTuple):
     """On the `Propose` stream of the drafter opened last."""
     proposed_before: tuple[int, ...] = ()
     """On that of the one before it."""
+    hinted: tuple[int, ...] = ()
+    """On the way back of the `Propose` stream, whoever drafts when it arrives."""
     placing: tuple[int, ...] = ()
     appending: tuple[int, ...] = ()
     shown: int = 0
@@ -179,12 +187,15 @@ class World:
                 return state
 
     def tell_chain(self, state: State, event: verify.Event) -> State:
-        """Give the chain an event; its verdicts go to the orchestrator."""
-        number, verdicts = self.memory.step(state.chain, event)
+        """Give the chain an event; its verdicts go to the orchestrator, its hints to the drafter."""
+        number, said = self.memory.step(state.chain, event)
         state = state._replace(chain=number)
         opened = self.rounds(state)._opened
-        for verdict in verdicts:
-            state = self._put(state, "to_orchestrator", orch.VerdictArrived(opened, verdict))
+        for message in said:
+            if isinstance(message, Verdict):
+                state = self._put(state, "to_orchestrator", orch.VerdictArrived(opened, message))
+            elif self.setting.hints and not state.severed:
+                state = self._put(state, "hinted", message)
         return state
 
     def tell_window(self, state: State, event: Any) -> State:
@@ -217,6 +228,8 @@ class World:
                 return self._control_verifier(state, value)
             case "to_drafter":
                 return self._control_drafter(state, value)
+            case "hinted":
+                return self.tell_window(state, value) if state.window != NONE else state
             case _:
                 return self._proposed(state, value)
 
@@ -331,7 +344,8 @@ class World:
         if left["timer"] and chain is not None and chain._timer is not None:
             yield "timer", "timer runs out", self._expire(state)
         if left["break"] and state.window != NONE and not (state.severed or state.unheard):
-            yield "break", "Propose stream breaks", self._broken(state._replace(proposed=()))._replace(severed=True)
+            broken = self._broken(state._replace(proposed=(), hinted=()))
+            yield "break", "Propose stream breaks", broken._replace(severed=True)
         if left["hang"] and state.window != NONE and not state.hung:
             yield "hang", "drafter hangs", state._replace(hung=True)
         if left["drafter"] and rounds._drafter is not None and not rounds.over:
@@ -351,10 +365,13 @@ class World:
             if isinstance(value, verify.Arrived):
                 lost = self.memory.number(Lost(self.memory.number(value.message.epoch)))
                 yield "drop", f"lost: {say(value)}", state._replace(proposed=(lost, *state.proposed[1:]))
+        if left["unhint"] and state.hinted:
+            value = self.memory.values[state.hinted[0]]
+            yield "unhint", f"lost: {say(value)}", state._replace(hinted=state.hinted[1:])
         for stream in STREAMS if left["double"] else ():
             waiting = getattr(state, stream)
             value = self.memory.values[waiting[0]] if waiting else None
-            if isinstance(value, verify.Arrived | orch.TellVerifier | orch.TellDrafter | orch.VerdictArrived):
+            if isinstance(value, _DOUBLED):
                 if stream.startswith("proposed") and state.chain == NONE:
                     continue
                 rotated: dict[str, Any] = {stream: (*waiting[1:], waiting[0])}
@@ -375,8 +392,10 @@ class World:
                 state = self.orchestrate(state._replace(appending=state.appending[1:]), logged)
         rounds, chain, drafter = self.rounds(state), self.chain(state), self.drafter(state)
         if drafter is not None:
-            seen = drafter.window.ids[: drafter.window.seen_len]
-            check(seen == rounds.tokens[: len(seen)], "the drafter has seen what was not committed")
+            window = drafter.window
+            seen = tuple(window.ids[: window.seen_len])
+            check(seen == twin_text(len(seen)), "the drafter has seen what was not committed")
+            check(window.confirmed_len <= len(rounds.tokens), "the drafter was told more than was committed")
         if chain is not None and not state.unheard:
             check(rounds.tokens == chain.tokens[: len(rounds.tokens)], "orchestrator and verifier disagree")
         check(state.shown + len(PROMPT) <= rounds.logged_len, "shown before it was logged")

@@ -313,7 +313,13 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
     ),
     "propose_request": (
         st.one_of(
-            st.builds(ProposeHello, workers, vocabularies, st.lists(st.integers(-1, 100), max_size=3).map(tuple)),
+            st.builds(
+                ProposeHello,
+                workers,
+                vocabularies,
+                st.lists(st.integers(-1, 100), max_size=3).map(tuple),
+                st.booleans(),
+            ),
             st.builds(ProposalHeader, sessions, epochs, ints, st.integers(1, 256)),
             proposals(),
             passes(),

@@ -677,15 +677,24 @@ def test_a_worker_that_asks_gets_the_hidden_state_of_every_committed_position() 
     assert seen == [float(at + 1) for at in range(len(client.committed) - (client.kinds[-1] is not TokenKind.ACCEPTED))]
 
 
-def test_rollback_hints_name_the_verifiers_own_token_and_are_off_by_default() -> None:
-    for wanted in (False, True):
-        desk = Desk(settings=EngineSettings(send_hints=wanted))
-        client = Client(desk, Request(), noisy_draft(0.6))
-        desk.run([client])
-        hints = [item for item in desk.to_worker if isinstance(item, RollbackHint)]
-        assert bool(hints) is wanted
-        for hint in hints:
-            assert client.committed[hint.start] == hint.token_id
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("takes", [True, False])
+def test_rollback_hints_name_the_verifiers_own_token_to_workers_that_want_them(sends: bool, takes: bool) -> None:
+    desk = Desk(settings=EngineSettings(send_hints=sends), takes_hints=takes)
+    client = Client(desk, Request(), noisy_draft(0.6))
+    desk.run([client])
+    hints = [item for item in desk.to_worker if isinstance(item, RollbackHint)]
+    assert bool(hints) is (sends and takes)
+    for hint in hints:
+        assert client.committed[hint.start] == hint.token_id
+
+
+def test_no_hint_is_sent_while_the_verifier_goes_on_without_its_drafter() -> None:
+    desk = Desk(takes_hints=True)
+    client = Client(desk, Request(speculation=OFF), noisy_draft(0.6))
+    desk.run([client])
+    assert len(client.committed) == len(Request().prompt) + Request().max_tokens
+    assert not [item for item in desk.to_worker if isinstance(item, RollbackHint)]
 
 
 # --- faults -------------------------------------------------------------------------------------------------------

@@ -67,18 +67,20 @@ class Desk:
         runner: ModelRunner | None = None,
         settings: EngineSettings | None = None,
         feature_layers: tuple[int, ...] = (),
+        takes_hints: bool = False,
     ) -> None:
         self.runner = runner or ToyRunner(ToyLanguage(VOCAB, seed=5))
         self.clock = Clock()
         self.engine = Engine(self.runner, VOCAB, settings or EngineSettings(), self.clock)
         self.tickets = count(1)
         self.to_worker: list[ProposeResponseMessage | OutriderError | None] = []
+        self.takes_hints = takes_hints
         self.worker_ticket = self.join(feature_layers)
 
     def join(self, feature_layers: tuple[int, ...] = ()) -> Ticket:
         """Open the worker's stream, again if it is open."""
         self.worker_ticket = Ticket(next(self.tickets))
-        hello = ProposeHello(WORKER, Vocabulary("toy", VOCAB), feature_layers)
+        hello = ProposeHello(WORKER, Vocabulary("toy", VOCAB), feature_layers, self.takes_hints)
         self.post(JoinWorker(self.worker_ticket, hello, self.to_worker.append))
         return self.worker_ticket
 
