@@ -22,7 +22,7 @@ from draft_service.proposals import ProposeStreams
 from draft_service.seats import Seats
 from draft_service.servicer import SERVICE_NAME, DraftServicer
 from draft_service.thread import WorkerThread
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import OutriderError, StoreUnavailable, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, RollbackHint, TargetFeatures, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
@@ -66,6 +66,7 @@ class DraftApp:
         self._load = load
         self._servicer = DraftServicer()
         self._loaded: Loaded | None = None
+        self._registry: Registry | None = None
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -109,6 +110,11 @@ class DraftApp:
         if self.seats is None:
             return
         self.seats.start_draining("the draft worker is stopping")
+        if self._registry is not None:
+            try:
+                await self._registry.announce(self.describe(), self.settings.heartbeat_ttl_s)
+            except StoreUnavailable as error:
+                log.warning("nobody could be told of draining: %s", error)
         await self.seats.empty.wait()
 
     def describe(self) -> WorkerDescription:
@@ -248,7 +254,7 @@ class DraftApp:
         if not self.settings.store_url:
             return
         client = open_client(self.settings.store_url, tls=self._store_tls)
-        registry = Registry(client)
+        registry = self._registry = Registry(client)
         try:
             await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)
         finally:

@@ -5,12 +5,14 @@ Health is SERVING while at least one verifier of the served model can be reached
 
 import asyncio
 import logging
+import random
 import socket
 import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from orchestrator.access import Access, KeySource
+from orchestrator.breakers import Breakers
 from orchestrator.channels import Channels
 from orchestrator.config import OrchestratorSettings
 from orchestrator.job import Tools
@@ -19,6 +21,7 @@ from orchestrator.language import Language, load_language
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Placement, RegistrySource, StaticSource, WorkerSource
 from orchestrator.quotas import Quotas
+from orchestrator.rebalancing import Rebalancer
 from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
 from outrider.errors import OutriderError, StoreUnavailable
@@ -81,7 +84,7 @@ class OrchestratorApp:
             channels = self._channels()
             exits.push_async_callback(channels.close)
             registry = Registry(client)
-            placement = Placement(self._source(registry, channels), channels, language.vocabulary)
+            placement = self._placement(self._source(registry, channels), channels, language)
             exits.push_async_callback(placement.close)
             store = SessionStore(client, session_ttl_s=settings.session_ttl_s)
             tools = Tools(store, placement, self.metrics, settings.generations())
@@ -95,12 +98,22 @@ class OrchestratorApp:
                 tasks.create_task(self._watch(placement, settings.model))
                 tasks.create_task(self._announce(registry, language))
                 tasks.create_task(quotas.run())
+                if settings.rebalance_s:
+                    rebalancer = Rebalancer(placement, self.sessions.movable, settings.rebalance_s)
+                    tasks.create_task(rebalancer.run())
 
     async def drain(self) -> None:
-        """Take nothing new, and wait until the running generations have ended."""
+        """Take nothing new, let what runs end for a while, then send the clients of the rest elsewhere."""
         self._draining = True
+        settings = self.settings
+        patience_s = settings.grace_s / 2 if settings.hand_over_after_s is None else settings.hand_over_after_s
         if self.sessions is not None:
-            await self.sessions.drain()
+            await self.sessions.drain(patience_s)
+
+    def _placement(self, source: WorkerSource, channels: Channels, language: Language) -> Placement:
+        lot = random.Random(self.settings.placement_seed)
+        breakers = Breakers(self.settings.breaker_failures, on_change=self.metrics.count_circuit)
+        return Placement(source, channels, language.vocabulary, breakers=breakers, lot=lot)
 
     def _channels(self) -> Channels:
         settings, material = self.settings, self._material

@@ -82,6 +82,14 @@ class OrchestratorSettings(ServiceSettings):
     """Silence of a verifier with something to do, before it counts as lost."""
     drafter_retry_s: float = Field(default=1.0, gt=0)
     """Pause between two searches for a draft worker."""
+    breaker_failures: int = Field(default=1, ge=1)
+    """Failures in a row after which a worker is left out until it answers again."""
+    placement_seed: int | None = None
+    """Seed of the lots that choose workers; unset: none, so that orchestrators choose differently."""
+    rebalance_s: float = Field(default=1.0, ge=0)
+    """Pause between two moves of a generation from a busy draft worker to one with room; 0: none is moved."""
+    hand_over_after_s: float | None = Field(default=None, ge=0)
+    """When told to stop: how long generations may go on before clients are sent elsewhere; unset: half the grace."""
     generation_timeout_s: float = Field(default=3600.0, gt=0)
     """Most time of one generation on a worker."""
     heartbeat_ttl_s: float = Field(default=5.0, gt=0)

@@ -23,6 +23,7 @@ from orchestrator.events import (
     Count,
     DrafterAsked,
     DrafterChosen,
+    DrafterLost,
     Emit,
     Event,
     Fail,
@@ -43,13 +44,14 @@ from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
 from orchestrator.peers import Peers
-from orchestrator.rounds import Plan, Rounds
+from orchestrator.placement import Wanted
+from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.tuning import Tuning
-from outrider.errors import DataLoss, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
 from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
-from outrider.ids import Epoch
-from outrider.messages import Verdict
+from outrider.ids import Epoch, WorkerId
+from outrider.messages import Verdict, WorkerDescription
 from outrider.telemetry import log_ids
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class Driver:
         self._spoken = tools.metrics.speculation
         self._off_reason = ""
         self._helpers: set[asyncio.Task[None]] = set()
+        self._shown_len = max(job.next_position, len(job.token_ids))
         self._told_epoch = Epoch()
         self._round_s = job.started_s
         self.ended = asyncio.Event()
@@ -102,7 +105,33 @@ class Driver:
         """Fencing number of the generation's lease."""
         return self._job.fence
 
+    # -- for the rebalancer -----------------------------------------------------------------------------------------
+
+    @property
+    def verifier(self) -> WorkerDescription:
+        """The verifier that was opened last."""
+        return self._peers.verifier
+
+    @property
+    def drafter_id(self) -> WorkerId:
+        """The draft worker that is attached; empty: none."""
+        return WorkerId("") if self._rounds.off_reason else self._peers.drafter_id
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the generation needs of a draft worker."""
+        return Wanted(self._job.drafter_kind, len(self._rounds.tokens))
+
+    def leave_drafter(self) -> None:
+        """Give the draft worker up for another one; never waits."""
+        self.feed(DrafterLost(self._rounds.generation, MOVED))
+
     # -- for the servicer ------------------------------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """End here, in a way that lets the client go on elsewhere; never waits."""
+        session_id, text = self._job.session_id, "the orchestrator is stopping: resume the session at another one"
+        self.feed(Failed(HandedOver(text, session_id, self._shown_len)))
 
     def feed(self, event: Event | Reported | Drained) -> None:
         """Add an event; never waits."""
@@ -217,6 +246,7 @@ class Driver:
 
     def _emit(self, chunk: Chunk) -> None:
         """Show the client what it does not have."""
+        self._shown_len = max(self._shown_len, chunk.start + len(chunk.token_ids))
         seen = visible(chunk, self._job.next_position)
         if seen is None:
             self.feed(Taken(chunk.start + len(chunk.token_ids)))

@@ -237,7 +237,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Add to a counter: `late_verdict`, `drafter_lost`, `verifier_lost`, `late_event`."""
+    """Add to a counter: `late_verdict`, `drafter_lost`, `drafter_moved`, `verifier_lost`, `late_event`."""
 
     name: str
 

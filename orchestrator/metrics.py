@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from orchestrator.figures import Round
-from outrider.ids import TokenKind
+from outrider.ids import TokenKind, WorkerId
 from outrider.messages import VerdictCause
 from outrider.telemetry import WAIT_BUCKETS_S, SpeculationMetrics
 
@@ -42,6 +42,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self._circuits = Counter(
+            "outrider_circuit_changes",
+            "Changes of workers' circuit breakers, by worker and the state they are in since",
+            ["worker", "state"],
+            registry=self.registry,
+        )
         self.rollbacks = Counter(
             "outrider_rollbacks", "Epochs that ended with a rejection or a reset", registry=self.registry
         )
@@ -52,6 +58,10 @@ class Metrics:
         self._causes = {cause: self.speculation.epochs.labels(cause) for cause in _CAUSES}
         per_position = self.speculation.accepted_per_position
         self._positions = [per_position.labels(str(position)) for position in range(MAX_POSITION)]
+
+    def count_circuit(self, worker_id: WorkerId, state: str) -> None:
+        """Count a change of a worker's circuit: it is "open", "half_open" or "closed" since."""
+        self._circuits.labels(worker_id, state).inc()
 
     def count_round(self, committed: Round, distance: int) -> None:
         """Count a committed verdict.

@@ -7,7 +7,7 @@ any generation before it, and so are the epochs its workers see.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +32,10 @@ from outrider.generation import (
     TextPrompt,
     Usage,
 )
-from outrider.ids import FinishReason, SessionId, TokenClass, TokenKind
+from outrider.ids import FinishReason, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import WorkerDescription
 from outrider.store.errors import SessionNotFound
-from outrider.store.records import Lease, LogSlice, SessionState, SessionStatus
+from outrider.store.records import NO_WORKER, Lease, LogSlice, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class Opening:
 
     # -- a new generation ------------------------------------------------------------------------------------------
 
-    async def begin(self, request: GenerationRequest, started_s: float, ticket: Ticket) -> Opened:
-        """Check a request, place it, and write its prompt.
+    async def begin(self, request: GenerationRequest, started_s: float, ticket: Ticket) -> Opened | Over:
+        """Check a request, place it, and write its prompt; a repeat of the session's last request goes on with it.
 
         Args:
             request: what is asked for.
@@ -93,14 +93,12 @@ class Opening:
         self._require_model(request.model)
         check(request, self._language.vocabulary)
         if request.session_id:
-            await self.require_owner(request.session_id, ticket.caller.key_id)
-            async with self._lease(request.session_id, force=False) as lease:
-                return await self._begin_turn(request, lease, started_s, ticket)
+            return await self._continue(request, started_s, ticket)
         prompt = await self._encode(request, first=True)
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = self._state(request, len(prompt), verifier, ticket)
-        drafter, off_reason = await self._choose_drafter(request, state.max_tokens, len(prompt), verifier)
+        state, drafter, off_reason = await self._with_drafter(state, len(prompt), verifier, {})
         await ticket.reserve(len(prompt), len(prompt), len(prompt) + state.max_tokens)
         session_id, classes = ticket.session_id, _prompt_classes(len(prompt))
         lease = await self._tools.store.create(
@@ -109,6 +107,17 @@ class Opening:
         logged = LogSlice(0, prompt, classes, len(prompt))
         return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
 
+    async def _continue(self, request: GenerationRequest, started_s: float, ticket: Ticket) -> Opened | Over:
+        """Begin a session's next turn, unless this request has begun it before."""
+        session_id = request.session_id
+        await self.require_owner(session_id, ticket.caller.key_id)
+        if request.request_id:
+            last = await self._tools.store.read_state(session_id)
+            if last.request_id == request.request_id:
+                return await self.resume(ResumeFrom(session_id, last.prompt_len), started_s, ticket)
+        async with self._lease(session_id, force=False) as lease:
+            return await self._begin_turn(request, lease, started_s, ticket)
+
     async def _begin_turn(self, request: GenerationRequest, lease: Lease, started_s: float, ticket: Ticket) -> Opened:
         """Append a prompt to the log of an existing session."""
         store, session_id = self._tools.store, request.session_id
@@ -116,9 +125,12 @@ class Opening:
         self._require_model(before.model)
         prompt = await self._encode(request, first=False)
         length = logged.length + len(prompt)
-        verifier = await self._verifier_of(session_id, self._room(request, length))
+        resident = await self._resident(session_id, before)
+        verifier = await self._tools.placement.choose_verifier(
+            self._language.model, resident=resident, room=self._room(request, length)
+        )
         state = self._state(request, length, verifier, ticket)
-        drafter, off_reason = await self._choose_drafter(request, state.max_tokens, length, verifier)
+        state, drafter, off_reason = await self._with_drafter(state, length, verifier, resident)
         classes = _prompt_classes(len(prompt))
         await ticket.reserve(length, length, length + state.max_tokens)
         await store.begin_turn(session_id, lease.fence, logged.length, prompt, classes, state)
@@ -127,14 +139,7 @@ class Opening:
 
     def _opened(self, request: GenerationRequest, found: "_Found", started_s: float) -> Opened:
         commit = self._commit(found.state, found.logged.token_ids, 0)
-        job = found.job(
-            told=self._refusal(found),
-            choice=request.speculation,
-            drafter_kind=request.drafter,
-            return_origin=request.return_token_origin,
-            started_s=started_s,
-        )
-        return Opened(job, commit)
+        return Opened(found.job(told=self._refusal(found), started_s=started_s), commit)
 
     def _state(
         self, request: GenerationRequest, prompt_len: int, verifier: WorkerDescription, ticket: Ticket
@@ -153,6 +158,11 @@ class Opening:
             num_logprobs=-1 if request.num_logprobs is None else request.num_logprobs,
             stop_strings=request.stop,
             stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
+            speculation=request.speculation,
+            drafter_kind=request.drafter,
+            return_origin=request.return_token_origin,
+            request_id=request.request_id,
+            fingerprint=verifier.fingerprint,
             verifier_id=verifier.worker_id,
             owner=ticket.caller.key_id,
         )
@@ -162,8 +172,7 @@ class Opening:
     async def resume(self, asked: ResumeFrom, started_s: float, ticket: Ticket) -> Opened | Over:
         """Take a session over and go on from its log.
 
-        What the log holds from the position on is told again, its text derived again; log-probabilities, and where
-        tokens came from, are not.
+        What the log holds from the position on is told again, its text derived again; log-probabilities are not.
 
         Args:
             asked: the session, and from where on.
@@ -188,18 +197,17 @@ class Opening:
             seen = visible(outcome.chunk, asked.next_position)
             if state.status is SessionStatus.FINISHED or outcome.finish is not None:
                 return await self._over(asked.session_id, lease, state, outcome, seen)
-            verifier = await self._verifier_again(asked.session_id, state)
+            resident = await self._resident(asked.session_id, state)
+            verifier = await self._verifier_again(asked.session_id, state, resident)
             if asked.next_position > logged.length and not _can_redraw(state, verifier):
                 raise DataLoss(
                     f"the log of session {asked.session_id} ends at {logged.length}: what was shown from there to "
                     f"{asked.next_position} is lost, and would be drawn differently"
                 )
-            final_len = state.prompt_len + state.max_tokens
-            await ticket.reserve(0, logged.length, final_len)
-            room = final_len - logged.length
-            drafter, off_reason = await self._choose_drafter(None, room, logged.length, verifier)
+            await ticket.reserve(0, logged.length, state.prompt_len + state.max_tokens)
+            state, drafter, off_reason = await self._with_drafter(state, logged.length, verifier, resident)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
-            told = (*self._refusal(found), *(() if seen is None else (replace(seen, kinds=()),)))
+            told = (*self._refusal(found), *(() if seen is None else (_told(seen, state),)))
             return Opened(found.job(next_position=asked.next_position, told=told, started_s=started_s), commit)
 
     async def _over(
@@ -213,7 +221,7 @@ class Opening:
         usage = Usage(state.prompt_len, len(outcome.chunk.token_ids))
         started = Started(session_id, state.prompt_len, state.mode, await self._exactness_of(state), state.model)
         finished = Finished(reason, outcome.matched, usage)
-        return Over((started, finished) if seen is None else (started, replace(seen, kinds=()), finished))
+        return Over((started, finished) if seen is None else (started, _told(seen, state), finished))
 
     async def _exactness_of(self, state: SessionState) -> str:
         """Return what the verifier of a finished generation promises; nothing more than needed if it is gone."""
@@ -266,34 +274,49 @@ class Opening:
         max_tokens = request.max_tokens or self._defaults.max_tokens or 0
         return Room(prompt_len + 1, prompt_len + max_tokens)
 
-    async def _verifier_again(self, session_id: SessionId, state: SessionState) -> WorkerDescription:
+    async def _verifier_again(
+        self, session_id: SessionId, state: SessionState, resident: Mapping[WorkerId, int]
+    ) -> WorkerDescription:
         """Choose a verifier for a generation that has begun: it must hold what was promised, to the end.
+
+        One with the engine that it began on is taken if there is one, for its text is the same there bit for bit.
 
         Raises:
             Unavailable: there is none now.
         """
+        room = Room(state.prompt_len + state.max_tokens)
         try:
-            return await self._verifier_of(session_id, Room(state.prompt_len + state.max_tokens))
+            return await self._tools.placement.choose_verifier(
+                self._language.model, resident=resident, fingerprint=state.fingerprint, room=room
+            )
         except InvalidRequest as error:
             raise Unavailable(f"no verifier can hold session {session_id} to its end: {error}") from error
 
-    async def _verifier_of(self, session_id: SessionId, room: Room) -> WorkerDescription:
-        """Choose a verifier by its context, and by the KV that it holds of a session."""
+    async def _resident(self, session_id: SessionId, state: SessionState) -> dict[WorkerId, int]:
+        """Return which worker holds how many tokens of a session's KV.
+
+        Those that a generation began on hold its prompt at least, also where nobody lived to write that down.
+        """
         locations = await self._tools.store.kv_locations(session_id)
-        resident = {location.worker_id: location.prefix_len for location in locations}
-        return await self._tools.placement.choose_verifier(self._language.model, resident=resident, room=room)
+        begun = {worker_id: state.prompt_len for worker_id in (state.verifier_id, state.draft_id) if worker_id}
+        return begun | {location.worker_id: location.prefix_len for location in locations}
+
+    async def _with_drafter(
+        self, state: SessionState, length: int, verifier: WorkerDescription, resident: Mapping[WorkerId, int]
+    ) -> tuple[SessionState, WorkerDescription | None, str]:
+        """Choose a draft worker for what is left behind `length`, or say why there is none; note it in the state."""
+        drafter, off_reason = await self._choose_drafter(state, length, verifier, resident)
+        return replace(state, draft_id=drafter.worker_id if drafter else NO_WORKER), drafter, off_reason
 
     async def _choose_drafter(
-        self, request: GenerationRequest | None, room: int, length: int, verifier: WorkerDescription
+        self, state: SessionState, length: int, verifier: WorkerDescription, resident: Mapping[WorkerId, int]
     ) -> tuple[WorkerDescription | None, str]:
-        """Choose a draft worker for `room` tokens behind `length`, or say why there is none."""
-        if request is not None and request.speculation.off:
+        if state.speculation.off:
             return None, "requested"
-        if room == 1:
+        if state.prompt_len + state.max_tokens - length == 1:
             return None, "max_tokens"
-        return await self._tools.placement.choose_drafter(
-            verifier, Wanted(request.drafter if request is not None else "", length)
-        )
+        wanted = Wanted(state.drafter_kind, length, resident=resident)
+        return await self._tools.placement.choose_drafter(verifier, wanted)
 
     def _refusal(self, found: "_Found") -> tuple[Notice, ...]:
         """Return what the client is told where all draft workers speak other ids than the verifier."""
@@ -336,6 +359,9 @@ class _Found:
             session_id=self.session_id,
             fence=self.lease.fence,
             state=self.state,
+            choice=self.state.speculation,
+            drafter_kind=self.state.drafter_kind,
+            return_origin=self.state.return_origin,
             token_ids=self.logged.token_ids,
             classes=self.logged.classes,
             kinds=self.logged.kinds,
@@ -364,6 +390,11 @@ def _replay(commit: Commit, state: SessionState, logged: LogSlice) -> Outcome:
     raw = logged.kinds[state.prompt_len :]
     kinds = tuple(map(TokenKind, raw)) if raw and all(raw) else ()
     return commit.take(state.prompt_len, token_ids, kinds, ())
+
+
+def _told(chunk: Chunk, state: SessionState) -> Chunk:
+    """Return a chunk as the client wants it: with the origins of its tokens or without."""
+    return chunk if state.return_origin else replace(chunk, kinds=())
 
 
 def _can_redraw(state: SessionState, verifier: WorkerDescription) -> bool:

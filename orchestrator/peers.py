@@ -82,7 +82,8 @@ class Peers:
             tools: placement has the channels, and is told of failures.
             feed: takes what happens.
         """
-        self._job, self._placement, self._feed = job, tools.placement, feed
+        self._job, self._feed = job, feed
+        self._placement, self._breakers = tools.placement, tools.placement.breakers
         self._timeout_s = tools.settings.generation_timeout_s
         self._dropped = tools.metrics.speculation.dropped
         self.known: dict[WorkerId, WorkerDescription] = {job.verifier.worker_id: job.verifier}
@@ -102,14 +103,14 @@ class Peers:
         """Why a verifier was lost last."""
         self._decode: DecodeWire | None = None
         self._drafts: dict[Generation, DraftWire] = {}
-        self._decode_opened_s = self._draft_opened_s = self._placement.now_s()
+        self._decode_opened_s = self._draft_opened_s = self._breakers.now_s()
 
     def open_verifier(self, command: OpenVerifier, tasks: asyncio.TaskGroup) -> None:
         """Open `Decode`."""
         worker, opened = self.known[command.worker_id], command.generation
         wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
-        self._decode_opened_s, self._has_spoken = self._placement.now_s(), False
+        self._decode_opened_s, self._has_spoken = self._breakers.now_s(), False
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
         run = wire.run(
             lambda: stub.Decode(timeout=self._timeout_s),
@@ -138,7 +139,7 @@ class Peers:
         """The verifier has been silent for too long; before its first word it may only have no room yet."""
         self.heard_s = time.monotonic()
         if self._decode is not None and self._has_spoken:
-            self._placement.failed(self.verifier.worker_id)
+            self._breakers.failed(self.verifier.worker_id)
         self._feed(VerifierLost(self.opened, "silent"))
 
     def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
@@ -148,7 +149,7 @@ class Peers:
         wire = DraftWire(opening, draft_request_to_proto, draft_response_from_proto)
         self._drafts[generation] = wire
         self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
-        self._draft_opened_s = self._placement.now_s()
+        self._draft_opened_s = self._breakers.now_s()
         stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address, "draft"))
         run = wire.run(
             lambda: stub.Draft(timeout=self._timeout_s),
@@ -190,9 +191,9 @@ class Peers:
             self._feed(Drained(opened))
         else:
             if opened == self.opened:
-                self._placement.succeeded(self.verifier.worker_id, self._decode_opened_s)
+                self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
             if heard.num_tested and heard.epoch.generation in self._drafts:
-                self._placement.succeeded(self.drafter_id, self._draft_opened_s)
+                self._breakers.succeeded(self.drafter_id, self._draft_opened_s)
             self._feed(VerdictArrived(opened, heard))
 
     def _from_drafter(self, generation: Generation, heard: DraftResponseMessage) -> None:
@@ -205,7 +206,7 @@ class Peers:
         log.info("verifier %s is lost: %s", worker_id, error)
         self.last_error = error
         if isinstance(error, WORKER_FAILURES):
-            self._placement.failed(worker_id)
+            self._breakers.failed(worker_id)
         if opened == self.opened and isinstance(error, FailedPrecondition):
             # The one thing a verifier forbids: a stream that is older than another one of the same session.
             self._feed(Failed(LeaseLost(f"session {self._job.session_id} was taken over: {error}")))
@@ -218,7 +219,7 @@ class Peers:
         log.info("draft worker %s is lost: %s", worker_id, error)
         self._drafts.pop(generation, None)
         if isinstance(error, WORKER_FAILURES):
-            self._placement.failed(worker_id)
+            self._breakers.failed(worker_id)
         self._feed(DrafterLost(generation, error.reason.lower()))
 
 

@@ -1,22 +1,25 @@
 """Which verifier and which draft worker serve a session, and the channels to them.
 
-Workers come from the registry or from fixed addresses. A verifier must have the context for the session; it is chosen
-by the KV it holds of it, then by load. A draft worker must share the verifier's vocabulary, then load decides. Equals
-are drawn by lot. Workers that are draining, excluded by the caller, or failed a moment ago are left out; one that
-failed has to answer before it is chosen again.
+Workers come from the registry or from fixed addresses. A verifier must have the context for the session, a draft worker
+must share the verifier's vocabulary; both are chosen by the KV they hold of the session, unless they are so busy that
+they are left for another one, then by load (`orchestrator.choice`). Workers that are draining, excluded by the caller,
+or whose circuit is open (`orchestrator.breakers`) are left out; one that has failed has to answer before it is chosen.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
 
+from orchestrator.breakers import Breakers
 from orchestrator.channels import Channels
+from orchestrator.choice import in_turn, is_full, is_left, share
 from orchestrator.pairing import Pairing
 from outrider.codec import types as t
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
@@ -28,10 +31,9 @@ from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-FIRST_BREAK_S = 0.5
-"""A worker is left out so long after a failure, twice as long after each further one in a row."""
-LONGEST_BREAK_S = 15.0
 DESCRIBE_TIMEOUT_S = 2.0
+UNSEEN_S = 2.0
+"""How long a session counts as load that a worker has not announced yet: a little more than a heartbeat's pause."""
 
 
 class WorkerSource(Protocol):
@@ -129,6 +131,8 @@ class Wanted:
     length: int = 0
     """Tokens it must hold, so that there is room for at least one more."""
     exclude: Collection[WorkerId] = ()
+    resident: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Tokens of the session's KV by worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +146,7 @@ class Room:
 
 
 ANY_ROOM = Room()
-
-
-@dataclass(slots=True)
-class _Break:
-    """A worker's failures in a row."""
-
-    count: int = 0
-    last_s: float = 0.0
-    """When it failed last."""
-    until_s: float = 0.0
+ANY_DRAFTER = Wanted()
 
 
 class Placement:
@@ -163,8 +158,8 @@ class Placement:
         channels: Channels,
         vocabulary: Vocabulary | None = None,
         *,
+        breakers: Breakers | None = None,
         lot: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep where workers are found.
 
@@ -172,15 +167,16 @@ class Placement:
             source: where.
             channels: to reach them; closed by the caller.
             vocabulary: of the tokenizer; verifiers with another one are left out. None: any.
-            lot: decides between equals.
-            clock: seconds, for breaks after failures.
+            breakers: who is left out after failures; None: new ones, which nobody is told of.
+            lot: draws between equals; with a seed it draws the same again.
         """
         self._source = source
         self.channels = channels
         self._pairing = Pairing(channels.to, vocabulary)
+        self.breakers = breakers or Breakers()
         self._lot = lot or random.Random()
-        self._clock = clock
-        self._breaks: dict[WorkerId, _Break] = {}
+        self._probes: dict[WorkerId, asyncio.Lock] = {}
+        self._chosen: deque[tuple[float, WorkerId]] = deque()
 
     async def verifiers(self, model: str = "") -> list[WorkerDescription]:
         """Return the verifiers that can be placed now, of one model if it is named."""
@@ -191,9 +187,17 @@ class Placement:
             if self._usable(worker) and model in ("", worker.model) and self._pairing.speaks(worker)
         ]
 
-    async def drafters(self, verifier: WorkerDescription) -> list[WorkerDescription]:
-        """Return the draft workers that can be paired with a verifier now; others are skipped, and named once."""
-        return [worker for worker in await self._usable_drafters() if self._pairing.allows(verifier, worker)]
+    async def drafters(self, verifier: WorkerDescription, wanted: Wanted = ANY_DRAFTER) -> list[WorkerDescription]:
+        """Return the draft workers that can serve a verifier's session now; others are skipped.
+
+        Those with another vocabulary are named once in the log.
+        """
+        found = await self._usable_drafters()
+        return [
+            worker
+            for worker in found
+            if self._pairing.allows(verifier, worker) and _is_wanted(worker, wanted) and _can_hold(worker, wanted)
+        ]
 
     async def _usable_drafters(self) -> list[WorkerDescription]:
         return [worker for worker in await self._source.workers("draft") if self._usable(worker)]
@@ -214,7 +218,7 @@ class Placement:
         fingerprint: str = "",
         room: Room = ANY_ROOM,
     ) -> WorkerDescription:
-        """Choose a verifier: one with room for all, then the engine named, most resident KV, least load, then by lot.
+        """Choose a verifier: one with room for all, then the engine named, most resident KV, least load of two.
 
         Args:
             model: its model.
@@ -235,20 +239,19 @@ class Placement:
             allowed = f"1 .. {largest - 1} tokens, earlier turns included"
             raise InvalidRequest("prompt", f"{room.needed - 1} tokens", allowed)
         candidates = [worker for worker in fitting if worker.worker_id not in exclude] or fitting
-        kept = resident or {}
+        kept = _held(candidates, resident or {})
 
-        def rank(worker: WorkerDescription) -> tuple[float, ...]:
+        def rank(worker: WorkerDescription) -> tuple[int, ...]:
             moved = fingerprint not in ("", worker.fingerprint)
-            short = worker.context_len < room.wished
-            return (short, _full(worker), moved, -kept.get(worker.worker_id, 0), _load(worker), self._lot.random())
+            return (worker.context_len < room.wished, is_full(worker), moved, -kept.get(worker.worker_id, 0))
 
-        for worker in sorted(candidates, key=rank):
+        for worker in in_turn(candidates, rank, self._load, self._lot):
             if await self._confirmed(worker):
-                return worker
+                return self._take(worker)
         raise Unavailable(f"no verifier of model {model!r} can be reached")
 
     async def choose_drafter(self, verifier: WorkerDescription, wanted: Wanted) -> tuple[WorkerDescription | None, str]:
-        """Choose a draft worker by load, then by lot.
+        """Choose a draft worker: most resident KV, then the least load of two.
 
         Returns:
             The worker, or None and why there is none: "no_drafter", "drafter_context", or "vocabulary" if all there
@@ -261,43 +264,15 @@ class Placement:
         paired = [worker for worker in usable if self._pairing.allows(verifier, worker)]
         if usable and not paired:
             return None, "vocabulary"
-        found = [
-            worker
-            for worker in paired
-            if worker.worker_id not in wanted.exclude and wanted.kind in ("", worker.drafter)
-        ]
-        fitting = [worker for worker in found if worker.context_len > wanted.length and not _full(worker)]
+        found = [worker for worker in paired if _is_wanted(worker, wanted)]
+        fitting = [worker for worker in found if _can_hold(worker, wanted) and not is_full(worker)]
         if not fitting:
-            return None, "drafter_context" if found and not any(map(_full, found)) else "no_drafter"
-        for worker in sorted(fitting, key=lambda worker: (_load(worker), self._lot.random())):
+            return None, "drafter_context" if found and not any(map(is_full, found)) else "no_drafter"
+        kept = _held(fitting, wanted.resident)
+        for worker in in_turn(fitting, lambda worker: (-kept.get(worker.worker_id, 0),), self._load, self._lot):
             if await self._confirmed(worker):
-                return worker, ""
+                return self._take(worker), ""
         return None, "no_drafter"
-
-    def failed(self, worker_id: WorkerId) -> None:
-        """Leave a worker out for a while."""
-        entry = self._breaks.setdefault(worker_id, _Break())
-        pause_s = min(LONGEST_BREAK_S, FIRST_BREAK_S * 2**entry.count)
-        entry.count += 1
-        entry.last_s = self._clock()
-        entry.until_s = entry.last_s + pause_s
-
-    def now_s(self) -> float:
-        """Return the time, in seconds on the clock of breaks."""
-        return self._clock()
-
-    def succeeded(self, worker_id: WorkerId, opened_s: float) -> None:
-        """Forget a worker's failures, unless it failed after the stream that works was opened.
-
-        What a dead worker has sent is still being worked on for a while after its end; nobody may take that for life.
-
-        Args:
-            worker_id: the worker.
-            opened_s: when the stream was opened, as `now_s`.
-        """
-        entry = self._breaks.get(worker_id)
-        if entry is not None and entry.last_s < opened_s:
-            del self._breaks[worker_id]
 
     async def _confirmed(self, worker: WorkerDescription) -> bool:
         """Whether a worker that has failed before answers under its name again; others are believed.
@@ -305,27 +280,55 @@ class Placement:
         What is known of a worker may be older than its end: another process may listen at its address by now, whose
         messages nobody would expect.
         """
-        if worker.worker_id not in self._breaks:
+        breakers, worker_id = self.breakers, worker.worker_id
+        if not breakers.doubts(worker_id):
             return True
+        async with self._probes.setdefault(worker_id, asyncio.Lock()):
+            if not breakers.allows(worker_id):
+                return False  # somebody else has asked meanwhile
+            breakers.probing(worker_id)
+            if await self._answers(worker):
+                return True
+            breakers.failed(worker_id)
+            return False
+
+    async def _answers(self, worker: WorkerDescription) -> bool:
+        """Whether a worker answers under its name, and takes sessions."""
         try:
             answer = await describe(worker.role, self.channels.to(worker.address, worker.role))
         except OutriderError as error:
             log.debug("worker %s does not answer: %s", worker.worker_id, error)
-        else:
-            if answer.worker_id == worker.worker_id:
-                return self._usable(worker)
-        self.failed(worker.worker_id)
-        return False
+            return False
+        return answer.worker_id == worker.worker_id and not answer.draining
 
     def _usable(self, worker: WorkerDescription) -> bool:
-        entry = self._breaks.get(worker.worker_id)
-        return not worker.draining and (entry is None or entry.until_s <= self._clock())
+        return not worker.draining and self.breakers.allows(worker.worker_id)
+
+    def _take(self, worker: WorkerDescription) -> WorkerDescription:
+        """Remember a choice that the worker's own figures do not show yet."""
+        self._chosen.append((self.breakers.now_s() + UNSEEN_S, worker.worker_id))
+        return worker
+
+    def _load(self, worker: WorkerDescription) -> float:
+        """Return a worker's share of its capacity, with what it was given a moment ago."""
+        while self._chosen and self._chosen[0][0] <= self.breakers.now_s():
+            self._chosen.popleft()
+        unseen = sum(worker_id == worker.worker_id for _, worker_id in self._chosen)
+        return share(worker) + unseen / max(1, worker.capacity)
 
 
-def _load(worker: WorkerDescription) -> float:
-    return worker.load / max(1, worker.capacity)
+def _held(candidates: Sequence[WorkerDescription], resident: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
+    """Return what KV counts: not that of a worker which is left for another candidate."""
+    return {
+        worker.worker_id: resident[worker.worker_id]
+        for worker in candidates
+        if worker.worker_id in resident and not is_left(worker, candidates)
+    }
 
 
-def _full(worker: WorkerDescription) -> bool:
-    """Whether a worker says it has no room; a capacity of 0 is unknown."""
-    return 0 < worker.capacity <= worker.load
+def _can_hold(worker: WorkerDescription, wanted: Wanted) -> bool:
+    return worker.context_len > wanted.length
+
+
+def _is_wanted(worker: WorkerDescription, wanted: Wanted) -> bool:
+    return worker.worker_id not in wanted.exclude and wanted.kind in ("", worker.drafter)

@@ -63,6 +63,8 @@ PROGRESS_STRIDE = 64
 """The verifier is told a new commit limit when it has moved at least so far, or reached its end."""
 MAX_EXPIRIES = 3
 """Patience running out so often in a row replaces the drafter."""
+MOVED = "moved"
+"""Why a drafter is given up that has done nothing wrong."""
 MAX_REOPENS = 5
 """Verifiers that may be lost in one generation before it fails."""
 
@@ -336,14 +338,15 @@ class Rounds:
     def _lose_drafter(self, drafter: _Drafter, reason: str, out: list[Command]) -> None:
         """Go on without a drafter at once, and ask for another."""
         self._drafter = None
-        out.append(Count("drafter_lost"))
+        out.append(Count("drafter_moved" if reason == MOVED else "drafter_lost"))
         self.off_reason = f"drafter_{reason}"
-        self._lost_drafters.add(drafter.worker_id)
+        if reason != MOVED:
+            self._lost_drafters.add(drafter.worker_id)
         if drafter.opened:
             out.append(CloseDrafter(drafter.generation))
         self.generation = Generation(self.generation.fence, self.generation.attach + 1)
         out.append(TellVerifier(DecodeAttach(self.generation, WorkerId(""))))
-        out.append(ChooseDrafter(frozenset(self._lost_drafters)))
+        out.append(ChooseDrafter(frozenset({*self._lost_drafters, drafter.worker_id})))
 
     def _verifier_event(self, event: VerifierLost | VerifierChosen, out: list[Command]) -> None:
         match event:

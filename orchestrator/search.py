@@ -10,13 +10,18 @@ from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
 from orchestrator.job import OFF_BY_CHOICE, Job, Tools
 from orchestrator.peers import Feed, Peers
 from orchestrator.placement import Room, Wanted
+from outrider.backoff import Backoff
 from outrider.errors import InvalidRequest, StoreUnavailable, Unavailable
 from outrider.ids import Generation, WorkerId
+from outrider.messages import WorkerDescription
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+"""Of the search for a verifier."""
+HAND_OVER_PAUSE_S = 0.5
+"""Pause between two looks for somebody to take over from a verifier that is stopping."""
 MAX_REFUSALS = 3
 """A draft worker that refuses a session, or fails at it, so often is left out for the rest of the generation."""
 
@@ -44,7 +49,7 @@ class Search:
         if off_reason == "drafter_quarantined":
             self._unwanted.add(worker_id)
         elif off_reason in ("drafter_slow", "drafter_stuck", "drafter_draining"):
-            self._placement.failed(worker_id)
+            self._placement.breakers.failed(worker_id)
         elif off_reason not in TRANSIENT:
             self._refusals[worker_id] += 1
             if self._refusals[worker_id] >= MAX_REFUSALS:
@@ -81,16 +86,20 @@ class Search:
             self._feed(DrafterChosen(worker.worker_id))
 
     async def hand_over(self, opened: Generation) -> None:
-        """Give up a verifier that is stopping if there is another one; else it finishes within its grace."""
-        leaving = self._peers.verifier.worker_id
+        """Give up a verifier that is stopping as soon as there is another one; else it finishes within its grace."""
+        while not await self._has_other(self._peers.verifier):  # noqa: ASYNC110  (nothing announces verifiers)
+            await asyncio.sleep(HAND_OVER_PAUSE_S)
+        self._feed(VerifierLost(opened, "draining"))
+
+    async def _has_other(self, leaving: WorkerDescription) -> bool:
+        """Whether another verifier could take the generation to its end."""
         try:
             found = await self._placement.verifiers(self._job.state.model)
         except StoreUnavailable as error:
             log.debug("no search for another verifier: %s", error)
-            return
-        final_len = self._job.final_len
-        if any(worker.worker_id != leaving and worker.context_len >= final_len for worker in found):
-            self._feed(VerifierLost(opened, "draining"))
+            return False
+        final_len, name = self._job.final_len, leaving.worker_id
+        return any(worker.worker_id != name and worker.context_len >= final_len for worker in found)
 
     async def verifier(self, exclude: Collection[WorkerId]) -> None:
         """Look for a verifier until there is one or the deadline has passed, and say what was found.
@@ -101,17 +110,19 @@ class Search:
             exclude: workers to avoid; taken when nothing else comes.
         """
         give_up_s = time.monotonic() + self._settings.verifier_deadline_s
-        pause_s, model, room = FIRST_PAUSE_S, self._job.state.model, Room(self._job.final_len)
+        backoff, state, room = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), self._job.state, Room(self._job.final_len)
         while True:
             try:
-                worker = await self._placement.choose_verifier(model, exclude, room=room)
+                worker = await self._placement.choose_verifier(
+                    state.model, exclude, fingerprint=state.fingerprint, room=room
+                )
             except (InvalidRequest, Unavailable, StoreUnavailable) as error:
+                pause_s = backoff.next_s()
                 if time.monotonic() + pause_s > give_up_s:
                     log.warning("no verifier was found: %s", error)
                     self._feed(VerifierChosen(None))
                     return
                 await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 self._peers.known[worker.worker_id] = worker
                 self._feed(VerifierChosen(worker.worker_id))

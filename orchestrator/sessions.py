@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -23,6 +23,8 @@ from outrider.store.records import SessionStatus
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_S = 0.2
+"""How often a stopping process looks for generations that have been opened since it handed the others over."""
 RETRY_DELAY_S = 1.0
 """What a client is told to wait when there is no room."""
 
@@ -76,10 +78,28 @@ class Sessions:
         """Return how many generations run or are being opened."""
         return len(self._running) + self._opening_now
 
-    async def drain(self) -> None:
-        """Take nothing new, and wait until nothing runs."""
+    async def drain(self, patience_s: float) -> None:
+        """Take nothing new, wait until nothing runs, and hand over what still runs after a while.
+
+        Args:
+            patience_s: how long generations may go on.
+        """
         self._draining = True
-        await self._idle.wait()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.info("%d generations are handed over", len(self))
+            while len(self):
+                for driver in self._running.values():
+                    driver.hand_over()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HAND_OVER_S):
+                        await self._idle.wait()
+
+    def movable(self) -> list[Driver]:
+        """Return the generations that have a draft worker."""
+        return [driver for driver in self._running.values() if driver.drafter_id]
 
     # -- generations -----------------------------------------------------------------------------------------------
 
@@ -99,11 +119,11 @@ class Sessions:
         self._admit()
         try:
             opened = await self._opening.begin(request, started_s, ticket or Ticket())
-            driver = self._launch(opened)
+            driver = self._launch(opened) if isinstance(opened, Opened) else None
         finally:
             self._opening_now -= 1
             self._note_idle()
-        async with aclosing(self._events(driver)) as events:
+        async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
 
@@ -128,13 +148,9 @@ class Sessions:
         finally:
             self._opening_now -= 1
             self._note_idle()
-        if isinstance(opened, Over):
-            for told in opened.events:
-                yield told
-        if driver is not None:
-            async with aclosing(self._events(driver)) as events:
-                async for event in events:
-                    yield event
+        async with aclosing(self._told(opened, driver)) as events:
+            async for event in events:
+                yield event
 
     def _admit(self) -> None:
         """Require room for one more generation, and take it."""
@@ -180,8 +196,13 @@ class Sessions:
             self._idle.set()
 
     @staticmethod
-    async def _events(driver: Driver) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield a driver's events; whoever leaves early calls the generation off."""
+    async def _told(opened: Opened | Over, driver: Driver | None) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield what the client is told; whoever leaves early calls the generation off."""
+        if isinstance(opened, Over):
+            for told in opened.events:
+                yield told
+        if driver is None:
+            return
         try:
             async with aclosing(driver.events()) as events:
                 async for event in events:

@@ -1,26 +1,39 @@
-"""The asynchronous client of `GenerationService`.
+"""The asynchronous client of `GenerationService`; `outrider.sync_client` has the same for code without an event loop.
 
-    async with Client("127.0.0.1:50051") as client:
+    async with Client(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
         async for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"))):
             ...
 
-Failed calls raise `outrider.errors`. Leaving an iterator early calls the generation off; close it
+A generation whose stream is lost goes on by itself, at the next of the addresses: no token comes twice, none is
+missing, and all that is seen is a pause. How long that is tried is a `Retry`'s to say; then, and for everything that
+another try cannot mend, calls raise `outrider.errors`. Leaving an iterator early calls the generation off; close it
 (`contextlib.aclosing`) to do so at once.
 """
 
+import asyncio
+import logging
 import os
-from collections.abc import AsyncGenerator
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from outrider.codec.catalogue import model_from_proto, session_from_proto
 from outrider.codec.generation import event_from_proto, request_to_proto, resume_to_proto
-from outrider.errors import InvalidRequest
-from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.generation import Chunk, GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
+from outrider.resuming import NO_RETRY, RETRY, Progress, Retry, Tries
 from outrider.rpc import ClientTls, channel, rpc_errors
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
+
+__all__ = ["DEFAULT_TIMEOUT_S", "NO_RETRY", "RETRY", "Client", "Retry"]
+
+log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 3600.0
 """Deadline of a generation."""
@@ -30,33 +43,45 @@ API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 """Where the key is if it is not given."""
 
 
+T = TypeVar("T")
+
+
 class Client:
-    """One orchestrator, over one channel. An async context manager, or closed with `close`."""
+    """Orchestrators of one cluster. An async context manager, or closed with `close`."""
 
     def __init__(
         self,
-        address: str,
+        addresses: str | Sequence[str],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: Retry = RETRY,
         tls: ClientTls | None = None,
         api_key: str | None = None,
     ) -> None:
         """Connect with the first call.
 
         Args:
-            address: host:port or unix:path.
-            timeout_s: deadline of each generation.
-            tls: from `client_tls`, with the orchestrator's CA; None: plaintext.
+            addresses: of one orchestrator or several: host:port or unix:path.
+            timeout_s: deadline of each generation, however often it is resumed.
+            retry: how hard to try when an orchestrator is lost; `NO_RETRY`: not at all.
+            tls: from `client_tls`, with the orchestrators' CA; None: plaintext.
             api_key: shown with every call, and readable on the way unless the channel has TLS; None: what
                 OUTRIDER_API_KEY holds; empty: none.
 
         Raises:
-            InvalidRequest: the key has characters that no key has.
+            InvalidRequest: there is no address, or the key has characters that no key has.
         """
-        self._channel = channel(address, tls=tls)
-        self._stub = GenerationServiceStub(self._channel)
-        self._timeout_s = timeout_s
+        each = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not each:
+            raise InvalidRequest("addresses", each, "at least one")
+        self._channels = [channel(address, tls=tls) for address in each]
+        self._stubs = [GenerationServiceStub(opened) for opened in self._channels]
         self._metadata = _authorization(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
+        self._timeout_s, self._retry = timeout_s, retry
+        self._short: dict[str, Any] = {"timeout": SHORT_TIMEOUT_S, "metadata": self._metadata}
+        """Of every call but generations."""
+        self._at = 0
+        """Index of the orchestrator that has answered last."""
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -65,23 +90,29 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the channel."""
+        """Close the channels."""
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; generations that run are called off. Idempotent."""
-        await self._channel.close()
+        """Close the channels; generations that run are called off. Idempotent."""
+        await asyncio.gather(*(each.close() for each in self._channels))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of a new generation: `Started` first, `Finished` last.
 
+        A request for a further turn gets a `request_id` if it has none, so that it is never taken twice.
+
         Raises:
             OutriderError: it was refused, or failed.
         """
-        async for event in _events(
-            self._stub.Generate(request_to_proto(request), timeout=self._timeout_s, metadata=self._metadata)
-        ):
-            yield event
+        if request.session_id and not request.request_id:
+            request = replace(request, request_id=secrets.token_hex(12))
+        message = request_to_proto(request)
+        async with aclosing(
+            self._followed(Progress(), lambda stub, s: stub.Generate(message, timeout=s, metadata=self._metadata))
+        ) as events:
+            async for event in events:
+                yield event
 
     async def resume(self, session_id: SessionId, next_position: int) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of a generation whose stream was lost, from the first token that was not seen.
@@ -93,9 +124,65 @@ class Client:
         Raises:
             OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
         """
-        request = resume_to_proto(ResumeFrom(session_id, next_position))
-        async for event in _events(self._stub.Resume(request, timeout=self._timeout_s, metadata=self._metadata)):
-            yield event
+        # A stream without `Started` has not begun, though the session has.
+        first = Progress(position=next_position)
+        message = resume_to_proto(ResumeFrom(session_id, next_position))
+        async with aclosing(
+            self._followed(first, lambda stub, s: stub.Resume(message, timeout=s, metadata=self._metadata))
+        ) as events:
+            async for event in events:
+                yield event
+
+    async def _followed(
+        self, progress: Progress, begin: Callable[[Any, float], Any]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events of a generation to its end, in as many calls as it takes.
+
+        Args:
+            progress: what has been seen.
+            begin: makes the first call, with a stub and a timeout in seconds.
+        """
+        deadline_s, tries, at = time.monotonic() + self._timeout_s, Tries(self._retry, len(self._stubs)), self._at
+        while not progress.finished:
+            begun, left_s = bool(progress.session_id), max(0.0, deadline_s - time.monotonic())
+            call = self._resumed(self._stubs[at], progress, left_s) if begun else begin(self._stubs[at], left_s)
+            try:
+                async with aclosing(_events(call)) as events:
+                    async for event in events:
+                        seen, self._at = progress.take(event), at
+                        if isinstance(event, Chunk) and event.token_ids:
+                            tries.progressed()
+                        if seen is not None:
+                            yield seen
+                if not progress.finished:
+                    raise Unavailable("the stream ended before the generation did")
+            except OutriderError as error:
+                at = await self._elsewhere(tries, error, at, begun=bool(progress.session_id))
+
+    async def _elsewhere(self, tries: Tries, error: OutriderError, at: int, *, begun: bool) -> int:
+        """Return the index of the next address, after a pause if there has to be one.
+
+        Raises:
+            OutriderError: there is no further try.
+        """
+        pause_s = tries.pause_after(error, begun=begun)
+        log.info("going on elsewhere in %.1f s: %s", pause_s, error)
+        await asyncio.sleep(pause_s)
+        return (at + 1) % len(self._stubs)
+
+    def _resumed(self, stub: Any, progress: Progress, timeout_s: float) -> Any:
+        message = resume_to_proto(ResumeFrom(progress.session_id, progress.position))
+        return stub.Resume(message, timeout=timeout_s, metadata=self._metadata)
+
+    async def _answer(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        """Ask for one answer, elsewhere too if need be; only for what may be asked twice."""
+        tries, at = Tries(self._retry, len(self._stubs)), self._at
+        while True:
+            try:
+                with rpc_errors():
+                    return await ask(self._stubs[at])
+            except OutriderError as error:
+                at = await self._elsewhere(tries, error, at, begun=False)
 
     async def session(self, session_id: SessionId, *, include_token_ids: bool = False) -> SessionSummary:
         """Return what is stored about a session.
@@ -104,8 +191,7 @@ class Client:
             NotFound: there is none.
         """
         request = pb.GetSessionRequest(session_id=session_id, include_token_ids=include_token_ids)
-        with rpc_errors():
-            answer = await self._stub.GetSession(request, timeout=SHORT_TIMEOUT_S, metadata=self._metadata)
+        answer = await self._answer(lambda stub: stub.GetSession(request, **self._short))
         return session_from_proto(answer.session)
 
     async def delete(self, session_id: SessionId) -> None:
@@ -114,16 +200,12 @@ class Client:
         Raises:
             NotFound: there is none.
         """
-        with rpc_errors():
-            request = pb.DeleteSessionRequest(session_id=session_id)
-            await self._stub.DeleteSession(request, timeout=SHORT_TIMEOUT_S, metadata=self._metadata)
+        request = pb.DeleteSessionRequest(session_id=session_id)
+        await self._answer(lambda stub: stub.DeleteSession(request, **self._short))
 
     async def models(self) -> list[ModelDescription]:
         """Return the models that can be asked for now."""
-        with rpc_errors():
-            answer = await self._stub.ListModels(
-                pb.ListModelsRequest(), timeout=SHORT_TIMEOUT_S, metadata=self._metadata
-            )
+        answer = await self._answer(lambda stub: stub.ListModels(pb.ListModelsRequest(), **self._short))
         return [model_from_proto(model) for model in answer.models]
 
 

@@ -13,6 +13,7 @@ gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` r
     ├── ResourceExhausted            RESOURCE_EXHAUSTED   RESOURCE_EXHAUSTED     + RetryInfo
     │   └── LimitReached             RESOURCE_EXHAUSTED   LIMIT_REACHED          + RetryInfo
     ├── Unavailable                  UNAVAILABLE          UNAVAILABLE
+    │   └── HandedOver               UNAVAILABLE          HANDED_OVER            (resume at another orchestrator)
     ├── DeadlineExceeded             DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
     ├── Cancelled                    CANCELLED            CANCELLED
     ├── DataLoss                     DATA_LOSS            DATA_LOSS
@@ -196,6 +197,33 @@ class Unavailable(OutriderError):
     """A service that is needed cannot be reached, or is stopping; another one, or a later try, may do."""
 
     reason = "UNAVAILABLE"
+
+
+class HandedOver(Unavailable):
+    """The orchestrator is stopping: the generation goes on where it is resumed, which is possible at once."""
+
+    reason = "HANDED_OVER"
+
+    def __init__(self, message: str, session_id: str = "", next_position: int = 0) -> None:
+        """Name what to resume.
+
+        Args:
+            message: that the orchestrator stops.
+            session_id: the session.
+            next_position: absolute position after the last token that was sent.
+        """
+        super().__init__(message)
+        self.session_id, self.next_position = session_id, next_position
+
+    def metadata(self) -> dict[str, str]:
+        """Return session and position."""
+        return {"session_id": self.session_id, "next_position": str(self.next_position)}
+
+    @classmethod
+    def rebuild(cls, message: str, metadata: Mapping[str, str]) -> Self:
+        """Make the error again; a position that is no number is 0, and never right."""
+        position = metadata.get("next_position", "")
+        return cls(message, metadata.get("session_id", ""), int(position) if position.isdecimal() else 0)
 
 
 class DeadlineExceeded(OutriderError):

@@ -79,6 +79,8 @@ class GenerationRequest:
     """Top log-probabilities per token; None: none at all."""
     return_token_origin: bool = False
     sample_index: int = 0
+    request_id: str = ""
+    """The client's name for this request, by which a repeat of it is known; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

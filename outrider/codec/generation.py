@@ -30,6 +30,8 @@ MAX_PROMPT_TOKENS = 1 << 20
 """Most ids of a prompt; no model's context is longer."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
+MAX_REQUEST_ID = 64
+"""Most characters of a client's name for a request."""
 MAX_CHAT_MESSAGES = 1 << 14
 MAX_SEED = 2**64 - 1
 MAX_POSITIONS = 4096
@@ -62,6 +64,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
         logprobs=request.num_logprobs,
         return_token_origin=request.return_token_origin,
         sample_index=request.sample_index,
+        request_id=request.request_id,
     )
     if request.mode is not None:
         message.mode = t.mode_to_proto(request.mode)
@@ -93,6 +96,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         num_logprobs=CLIENT.integer("logprobs", message.logprobs, 0, MAX_LOGPROBS) if has("logprobs") else None,
         return_token_origin=message.return_token_origin,
         sample_index=CLIENT.integer("sample_index", message.sample_index),
+        request_id=_request_id(message.request_id),
     )
 
 
@@ -130,6 +134,11 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> TextPrompt | TokenPrompt 
 def _chat_message(message: pb.ChatMessage) -> ChatMessage:
     CLIENT.require(message.role in ROLES, "chat.messages.role", message.role, f"one of {', '.join(ROLES)}")
     return ChatMessage(message.role, message.content)
+
+
+def _request_id(value: str) -> str:
+    CLIENT.require(len(value) <= MAX_REQUEST_ID, "request_id", value, f"at most {MAX_REQUEST_ID} characters")
+    return value
 
 
 def _stop_from_proto(message: pb.GenerateRequest) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import psutil
 
-from outrider.client import Client
+from outrider.client import NO_RETRY, Client
 from outrider.cluster import LocalCluster, ServiceSpec
 from outrider.errors import Unavailable
 from outrider.generation import Chunk, Finished, GenerationEvent, GenerationRequest, SpeculationChoice, TextPrompt
@@ -154,7 +154,7 @@ class Toys:
         name = name or self.running("orchestrate")[0]
         if name not in self._clients:
             description = await self.cluster.announced(name)
-            client = self._clients[name] = Client(description.address, timeout_s=100)
+            client = self._clients[name] = Client(description.address, timeout_s=100, retry=NO_RETRY)
             self._exits.push_async_callback(client.close)
         return self._clients[name]
 

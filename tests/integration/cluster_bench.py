@@ -11,7 +11,7 @@ from draft_service.app import DraftApp
 from draft_service.config import DraftSettings
 from orchestrator.app import OrchestratorApp
 from orchestrator.config import OrchestratorSettings
-from outrider.client import Client
+from outrider.client import NO_RETRY, Client
 from outrider.generation import Chunk, Finished, GenerationEvent, GenerationRequest
 from outrider.rpc import RpcServer
 from verify_service.app import VerifyApp
@@ -91,7 +91,7 @@ class Bench:
             )
         )
         running = await self._run(app)
-        client = Client(app.address, timeout_s=60)
+        client = Client(app.address, timeout_s=60, retry=NO_RETRY)
         self._exits.push_async_callback(client.close)
         return running, app, client
 

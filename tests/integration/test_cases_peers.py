@@ -12,7 +12,7 @@ from orchestrator.app import OrchestratorApp
 from orchestrator.config import OrchestratorSettings
 from outrider.cli.doctor import _pairing
 from outrider.cli.local import LocalSettings
-from outrider.client import Client
+from outrider.client import NO_RETRY, Client
 from outrider.codec.tokens import token_map_from_proto
 from outrider.codec.types import description_to_proto
 from outrider.generation import GenerationRequest, Notice, SpeculationChoice, TokenPrompt
@@ -256,7 +256,7 @@ async def rogue_cluster(
             }
             app = OrchestratorApp(OrchestratorSettings(**known, **addresses))
             await bench._run(app)
-            async with Client(app.address, timeout_s=60) as client:
+            async with Client(app.address, timeout_s=60, retry=NO_RETRY) as client:
                 yield client, bench
     finally:
         await rogue.close()

@@ -524,7 +524,7 @@ async def test_of_two_orchestrators_that_own_a_session_the_older_is_fenced(bench
 
 def breaks(app: Any) -> dict[Any, Any]:
     """Workers that the orchestrator leaves out, or has left out."""
-    found: dict[Any, Any] = app.sessions._tools.placement._breaks
+    found: dict[Any, Any] = app.sessions._tools.placement.breakers._circuits
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from draft_service.app import DraftApp
 from orchestrator.app import OrchestratorApp
-from outrider.client import Client
+from outrider.client import NO_RETRY, Client
 from outrider.errors import PermissionDenied, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.messages import SamplingParams
@@ -96,7 +96,7 @@ class Cluster:
     async def client(self, app: OrchestratorApp, shown: Identity | None) -> Client:
         ca = self.outside.issue("reader").ca
         tls = client_tls(ca, shown.cert, shown.key) if shown else client_tls(ca)
-        client = Client(app.address, timeout_s=60, tls=tls)
+        client = Client(app.address, timeout_s=60, retry=NO_RETRY, tls=tls)
         self._exits.push_async_callback(client.close)
         return client
 

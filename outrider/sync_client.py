@@ -1,0 +1,103 @@
+"""The client for code without an event loop: `outrider.client.Client` on a loop of its own.
+
+    with SyncClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
+        for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"))):
+            ...
+
+For one thread at a time, and not inside a running event loop. The loop runs only while a method is waited for.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from types import TracebackType
+from typing import Self
+
+from outrider.client import DEFAULT_TIMEOUT_S, Client
+from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, SessionSummary
+from outrider.ids import SessionId
+from outrider.resuming import RETRY, Retry
+from outrider.rpc import ClientTls
+
+
+class SyncClient:
+    """Orchestrators of one cluster. A context manager, or closed with `close`."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: Retry = RETRY,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """Connect with the first call; the arguments are those of `outrider.client.Client`."""
+
+        async def made() -> Client:  # where there is an event loop, which channels need
+            return Client(addresses, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
+
+        self._runner = asyncio.Runner()
+        self._client = self._runner.run(made())
+
+    def __enter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the client."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the channels; generations that run are called off."""
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
+        """Yield the events of a new generation: `Started` first, `Finished` last; closing the iterator calls it off.
+
+        Raises:
+            OutriderError: it was refused, or failed.
+        """
+        return self._events(self._client.generate(request))
+
+    def resume(self, session_id: SessionId, next_position: int) -> Generator[GenerationEvent, None, None]:
+        """Yield the events of a generation whose stream was lost, from the first token that was not seen.
+
+        Raises:
+            OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
+        """
+        return self._events(self._client.resume(session_id, next_position))
+
+    def session(self, session_id: SessionId, *, include_token_ids: bool = False) -> SessionSummary:
+        """Return what is stored about a session.
+
+        Raises:
+            NotFound: there is none.
+        """
+        return self._runner.run(self._client.session(session_id, include_token_ids=include_token_ids))
+
+    def delete(self, session_id: SessionId) -> None:
+        """Forget a session, and call off its generation.
+
+        Raises:
+            NotFound: there is none.
+        """
+        self._runner.run(self._client.delete(session_id))
+
+    def models(self) -> list[ModelDescription]:
+        """Return the models that can be asked for now."""
+        return self._runner.run(self._client.models())
+
+    def _events(self, events: AsyncGenerator[GenerationEvent, None]) -> Generator[GenerationEvent, None, None]:
+        try:
+            while (event := self._runner.run(_next(events))) is not None:
+                yield event
+        finally:
+            self._runner.run(events.aclose())
+
+
+async def _next(events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent | None:
+    """Return the next event, None at the end."""
+    return await anext(events, None)
