@@ -52,6 +52,7 @@ from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderEr
 from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch, WorkerId
 from outrider.messages import Verdict, WorkerDescription
+from outrider.store.records import KvLocation
 from outrider.telemetry import log_ids
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._help(self._guarded(self._journal.write(self._on_logged)))
-                self._help(self._guarded(self._journal.keep_lease()))
+                self._help(self._guarded(self._journal.keep_lease(self._resident)))
                 self._help(self._watch())
                 await self._loop()
                 for helper in tuple(self._helpers):
@@ -290,6 +291,10 @@ class Driver:
             self._spoken.off.labels(reason).inc()
         self._off_reason = reason
 
+    def _resident(self) -> KvLocation:
+        """Return which KV of the session its verifier holds: all but the last token's."""
+        return KvLocation(self._peers.verifier.worker_id, max(0, len(self._rounds.tokens) - 1), self._rounds.epoch)
+
     def _count(self, name: str) -> None:
         self._metrics.events.labels(name).inc()
         if name == "drafter_lost":
@@ -346,7 +351,7 @@ class Driver:
         if isinstance(error, Unavailable) and isinstance(self._peers.last_error, ResourceExhausted):
             error = self._peers.last_error
         if isinstance(last, Finish):
-            await self._journal.finish(last.reason, self._peers, self._rounds.epoch)
+            await self._journal.finish(last.reason, self._resident(), self._peers.drafter_id)
         else:
             await self._journal.release()
         outcome = last.reason.name.lower() if isinstance(last, Finish) else last.error.reason.lower()

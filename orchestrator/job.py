@@ -52,6 +52,8 @@ class Job:
 
     session_id: SessionId
     fence: int
+    owner: str
+    """Name that the lease is held under."""
     state: SessionState
     token_ids: tuple[int, ...]
     """The log."""

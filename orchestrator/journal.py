@@ -1,7 +1,8 @@
 """The writing end of one session's log, and the lease that goes with it.
 
 It keeps a mirror of the whole log and writes whatever of the mirror the store does not have yet: so an append that is
-repeated, one that the store took without answering, and one whose forerunners a failover lost are the same case.
+repeated, one that the store took without answering, and one whose forerunners a failover lost are the same case. Where
+a failover has lost more than the log's tail, the lease or the whole session, that is written anew too.
 """
 
 import asyncio
@@ -11,11 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.job import Job, Settings
-from orchestrator.peers import Peers
 from outrider.errors import NotFound, StoreError, StoreUnavailable
-from outrider.ids import Epoch, FinishReason, TokenClass, TokenKind
-from outrider.store.errors import LogGap
-from outrider.store.records import KvLocation, SessionStatus
+from outrider.ids import FinishReason, TokenClass, TokenKind, WorkerId
+from outrider.store.errors import Fenced, LogGap, SessionNotFound
+from outrider.store.records import KvLocation, Lease, LogSlice, SessionStatus
 from outrider.store.sessions import SessionStore
 
 log = logging.getLogger(__name__)
@@ -36,11 +36,13 @@ class Journal:
             settings: the lease's time, and how long the store may be away before the generation fails.
         """
         self._store, self._session_id, self._fence = store, job.session_id, job.fence
+        self._lease, self._state = Lease(job.owner, job.fence, 0.0), job.state
         self._deadline_s, self._lease_ttl_s = settings.store_deadline_s, settings.lease_ttl_s
         self._token_ids, self._classes = list(job.token_ids), list(job.classes)
         self._kinds = bytearray(job.kinds or bytes(len(job.token_ids)))
         self._logged = len(job.token_ids)
         self._more = asyncio.Event()
+        self._located: KvLocation | None = None
 
     def append(self, token_ids: Sequence[int], kinds: Sequence[TokenKind]) -> None:
         """Add generated tokens to the mirror; they are written in the background."""
@@ -73,47 +75,87 @@ class Journal:
         give_up_s = time.monotonic() + self._deadline_s
         pause_s = FIRST_PAUSE_S
         while True:
-            start = self._logged
             try:
-                self._logged = await self._store.append(
-                    self._session_id,
-                    self._fence,
-                    start,
-                    self._token_ids[start:],
-                    self._classes[start:],
-                    bytes(self._kinds[start:]),
-                )
+                self._logged = await self._append_once()
                 return
             except LogGap as gap:
                 log.warning("the log has lost its tail at %d; writing it again", gap.length)
                 self._logged = gap.length
+                if gap.length < self._state.prompt_len:
+                    await self._restore(gap)
             except StoreUnavailable:
                 if time.monotonic() + pause_s > give_up_s:
                     raise
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
-    async def keep_lease(self) -> None:
-        """Renew the lease every third of its time until cancelled.
+    async def _append_once(self) -> int:
+        """Append what follows the known end, into a session written anew if that is lost; return the log's length."""
+        start = self._logged
+        rest = self._token_ids[start:], self._classes[start:], bytes(self._kinds[start:])
+        try:
+            return await self._store.append(self._session_id, self._fence, start, *rest)
+        except (Fenced, SessionNotFound) as error:
+            return await self._restore(error)
+
+    async def _restore(self, error: Fenced | LogGap | SessionNotFound) -> int:
+        """Write the session anew after a failover that lost it, its last turn or our lease; return the log's length.
+
+        Raises:
+            LeaseLost: nothing of the kind: a newer owner has the session.
+            SessionNotFound: it was deleted.
+            StoreError: the store is not reached, or holds another log.
+        """
+        if isinstance(error, Fenced) and error.current >= self._fence:
+            raise error
+        mirror = LogSlice(0, tuple(self._token_ids), tuple(self._classes), len(self._token_ids), bytes(self._kinds))
+        length = await self._store.restore(self._session_id, self._lease, self._state, mirror, self._lease_ttl_s)
+        log.warning("the store had lost what this session rests on; it is written anew (%s)", error)
+        return length
+
+    async def keep_lease(self, resident: Callable[[], KvLocation]) -> None:
+        """Renew the lease every third of its time until cancelled, and note where the session's KV lies.
 
         An outage is outlived: what is written is fenced all the same.
 
+        Args:
+            resident: tells which KV the present verifier holds.
+
         Raises:
             LeaseLost: a newer owner has the session.
-            StoreError: the session is gone.
+            SessionNotFound: it was deleted.
+            StoreError: the store refuses.
         """
         while True:
             await asyncio.sleep(self._lease_ttl_s / 3)
             try:
-                await self._store.renew_lease(self._session_id, self._fence, self._lease_ttl_s)
+                await self._renew()
+                await self._locate(resident())
             except StoreUnavailable as error:
                 log.debug("the lease is not renewed: %s", error)
 
-    async def finish(self, reason: FinishReason, peers: Peers, epoch: Epoch) -> None:
+    async def _renew(self) -> None:
+        try:
+            await self._store.renew_lease(self._session_id, self._fence, self._lease_ttl_s)
+        except (Fenced, SessionNotFound) as error:
+            await self._restore(error)
+
+    async def _locate(self, location: KvLocation) -> None:
+        """Enter a worker's KV into the session's directory, if that has changed."""
+        if location != self._located:
+            await self._store.put_kv_location(self._session_id, self._fence, location)
+            self._located = location
+
+    async def finish(self, reason: FinishReason, resident: KvLocation, drafter_id: WorkerId) -> None:
         """Note that the generation is over and where its KV lies, and give the lease up.
 
         One that was called off stays resumable. Failing here changes nothing that was promised: the tokens are in the
         log, and whoever opens the session finds its end in them.
+
+        Args:
+            reason: why it is over.
+            resident: the KV that its verifier holds.
+            drafter_id: its last draft worker.
         """
         try:
             if reason is not FinishReason.CANCELLED:
@@ -122,11 +164,10 @@ class Journal:
                     self._fence,
                     status=SessionStatus.FINISHED,
                     finish_reason=reason,
-                    verifier_id=peers.verifier.worker_id,
-                    draft_id=peers.drafter_id,
+                    verifier_id=resident.worker_id,
+                    draft_id=drafter_id,
                 )
-                location = KvLocation(peers.verifier.worker_id, len(self._token_ids) - 1, epoch)
-                await self._store.put_kv_location(self._session_id, self._fence, location)
+            await self._locate(resident)
         except (NotFound, StoreError) as error:
             log.warning("the end is not in the store: %s", error)
         await self.release()

@@ -358,6 +358,7 @@ class _Found:
         return Job(
             session_id=self.session_id,
             fence=self.lease.fence,
+            owner=self.lease.owner,
             state=self.state,
             choice=self.state.speculation,
             drafter_kind=self.state.drafter_kind,

@@ -2,6 +2,9 @@
 
 import asyncio
 import hashlib
+import random
+import re
+import time
 from collections.abc import Awaitable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -14,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,  # noqa: A004  (the library's own name; it is not the built-in one)
     NoScriptError,
     OutOfMemoryError,
@@ -34,24 +38,18 @@ CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 """URL schemes of a cluster -> the scheme redis-py knows."""
 SINGLE_SCHEMES = ("redis", "rediss", "unix")
 
-RETRY_PAUSE_S = 0.05
-"""Seconds before the one repeat of an idempotent script: long enough for a restarting server's socket to be there."""
+FIRST_PAUSE_S = 0.05
+"""Seconds before a script is tried again, at most; twice as long before each further try."""
+LONGEST_PAUSE_S = 0.5
 
-UNREACHED = (
-    ConnectionError,
-    TimeoutError,
-    BusyLoadingError,
-    ReadOnlyError,
-    OutOfMemoryError,
-    ClusterDownError,
-    TryAgainError,
-    RedisClusterException,
-    OSError,
-)
-"""The server is away, starting, full, or in the middle of a failover: a later try may do."""
+REFUSED = (BusyLoadingError, ReadOnlyError, OutOfMemoryError, ClusterDownError, TryAgainError)
+"""The server is starting, a replica by now, full, or in the middle of a failover: it has done nothing."""
 
-UNREACHED_PREFIXES = ("BUSY", "MISCONF", "NOREPLICAS", "UNKILLABLE")
-"""Replies with the same meaning that redis-py has no class for."""
+REFUSED_WORDS = re.compile(r"^(BUSY|MISCONF|NOREPLICAS|UNKILLABLE)\b|-(OOM|READONLY|MISCONF|NOREPLICAS)\b")
+"""Replies with the same meaning that redis-py has no class for; up to version 6 the word stands inside the reply."""
+
+UNREACHED = (ConnectionError, TimeoutError, ClusterError, RedisClusterException, OSError)
+"""The server is away: the script may have run or not."""
 
 
 def open_client(
@@ -110,6 +108,8 @@ class ScriptRunner:
     async def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], *, idempotent: bool) -> Any:
         """Run `scripts/<name>.lua` and return its reply, a list whose first item is a status word.
 
+        While the server cannot answer it is asked again, with growing pauses, up to the deadline.
+
         Args:
             name: the script's file name without `.lua`.
             keys: all keys it touches, of one hash slot.
@@ -120,21 +120,40 @@ class ScriptRunner:
             StoreUnavailable: not reached, or no answer within the deadline; a write may have happened.
             StoreError: the server refused the script itself.
         """
-        text, sha = _script(name, self._with_prelude)
+        script = _script(name, self._with_prelude)
         try:
             async with asyncio.timeout(self._deadline_s):
-                try:
-                    return await self._send(text, sha, keys, args)
-                except UNREACHED:
-                    if not idempotent:
-                        raise
-                    await asyncio.sleep(RETRY_PAUSE_S)
-                    return await self._send(text, sha, keys, args)
-        except UNREACHED as error:
-            raise StoreUnavailable(f"the session store did not answer ({name}): {_words(error)}") from error
-        except RedisError as error:
-            kind = StoreUnavailable if str(error).startswith(UNREACHED_PREFIXES) else StoreError
-            raise kind(f"the session store refused {name}: {error}") from error
+                return await self._until_answered(script, keys, args, idempotent)
+        except (RedisError, OSError) as error:
+            if _refused(error):
+                raise StoreUnavailable(f"the session store refuses {name} for now: {_words(error)}") from error
+            if isinstance(error, UNREACHED):
+                raise StoreUnavailable(f"the session store did not answer ({name}): {_words(error)}") from error
+            raise StoreError(f"the session store refused {name}: {error}") from error
+
+    async def _until_answered(
+        self, script: tuple[str, str], keys: Sequence[str], args: Sequence[bytes | str | int], idempotent: bool
+    ) -> Any:
+        give_up_s, pause_s = time.monotonic() + self._deadline_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._send(*script, keys, args)
+            except (RedisError, OSError) as error:
+                repeatable = _refused(error) or (idempotent and isinstance(error, UNREACHED))
+                if not repeatable or time.monotonic() + pause_s > give_up_s:
+                    raise
+                await self._let_go(error)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _let_go(self, error: Exception) -> None:
+        """Close idle connections to a server that is no master any more.
+
+        It would go on refusing for as long as they are open, while the address leads to its successor by now. The
+        client of a cluster follows its nodes by itself.
+        """
+        if isinstance(self._client, Redis) and _means(error, ReadOnlyError, "READONLY"):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def _send(self, text: str, sha: str, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
         # EVALSHA with EVAL behind it: unlike SCRIPT LOAD, EVAL is routed by its keys to the right node of a cluster.
@@ -168,6 +187,16 @@ def _script(name: str, with_prelude: bool) -> tuple[str, str]:
     prelude = (folder / "prelude.lua").read_text("utf-8") if with_prelude else ""
     text = clock + prelude + (folder / f"{name}.lua").read_text("utf-8")
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the server has answered that it can do nothing now, and has done nothing."""
+    return isinstance(error, REFUSED) or REFUSED_WORDS.search(str(error)) is not None
+
+
+def _means(error: Exception, kind: type[Exception], word: str) -> bool:
+    """Whether an error is of a kind, or wraps its word as servers up to version 6 do for scripts."""
+    return isinstance(error, kind) or f"-{word} " in str(error)
 
 
 def _words(error: BaseException) -> str:

@@ -6,7 +6,8 @@ number of its lease, so that a stale owner is refused by the server itself.
 Invariants:
 
 * The log only grows, and only from its end; ids, classes and kinds grow together.
-* At most one fencing number is valid; it rises by one with every change of owner, and never falls.
+* At most one fencing number is valid. It rises with every change of owner and is given once: after the first, 1, it is
+  a time of the server's clock, so that grants which a failover lost and those that follow it are never mistaken.
 * All keys of a session share a hash tag and a time to live, which every change renews.
 """
 
@@ -23,14 +24,18 @@ from outrider.store.records import KvLocation, Lease, LogSlice, SessionState
 
 PARTS = ("state", "log", "classes", "kinds", "kv")
 """Keys of a session, in the order of the scripts' KEYS."""
+MAX_KV_LOCATIONS = 8
+"""Workers in a session's KV directory; the longest unused go first."""
+REMEMBERED_MS = 3_600_000
+"""Time that a deletion is remembered; no generation outlives it."""
 
 
 class SessionStore:
     """Sessions on one Redis or Valkey server or cluster; safe for any number of concurrent callers.
 
     Every method may raise `StoreUnavailable` within `deadline_s` (a write may then have happened, so a caller repeats
-    what is idempotent), and `InvalidRequest` for an id that is empty or contains braces. Only idempotent scripts are
-    repeated by the store itself, once.
+    what is idempotent), and `InvalidRequest` for an id that is empty or contains braces. Within that time the store
+    itself asks again: a server that restarts, is replaced or is full for a moment is a pause.
     """
 
     def __init__(
@@ -57,23 +62,50 @@ class SessionStore:
         owner: str,
         lease_ttl_s: float,
     ) -> Lease:
-        """Write state, prompt and lease (fence 1) of a new session. Not idempotent: a repeat finds the session there.
+        """Write state, prompt and lease (fence 1) of a new session. Idempotent, as long as nothing is appended to it.
 
         Args:
             session_id: the new session.
             state: its first state.
             token_ids: the prompt, [n].
             classes: one `TokenClass` per token, [n].
-            owner: name of the calling process.
+            owner: name of the caller, not used before.
             lease_ttl_s: seconds the lease lasts without renewal.
 
         Raises:
-            SessionExists: the id is in use; nothing was written.
+            SessionExists: the id is in use by another owner, or for other tokens; nothing was written.
             ValueError: an id, class or state value is out of range, or the numbers of ids and classes differ.
         """
         packed = _packed(token_ids, classes)
         args = [self._ttl_ms, _named(owner), _milliseconds(lease_ttl_s), *packed, *encoding.encode_state(state)]
-        return _lease(owner, await self._run("create", session_id, args, idempotent=False))
+        return _lease(owner, await self._run("create", session_id, args))
+
+    async def restore(
+        self, session_id: SessionId, lease: Lease, state: SessionState, log: LogSlice, lease_ttl_s: float
+    ) -> int:
+        """Write anew what a failover has lost of a session whose lease the caller was given; return the log's length.
+
+        Idempotent. What the store still has of the log must be the same; the state becomes the given one.
+
+        Args:
+            session_id: the session.
+            lease: the caller's.
+            state: what the present generation began with.
+            log: the whole log, from 0.
+            lease_ttl_s: seconds the lease lasts from now.
+
+        Raises:
+            Fenced: another owner took it since; nothing was written.
+            LogConflict: the store holds other tokens; nothing was written.
+            SessionNotFound: it was deleted.
+            ValueError: the log does not begin at 0, or a value is out of range.
+        """
+        if log.start != 0:
+            raise ValueError(f"a session is restored from its whole log, not from {log.start}")
+        held = (_named(lease.owner), lease.fence, _milliseconds(lease_ttl_s))
+        values = encoding.encode_fields({each.name: getattr(state, each.name) for each in fields(state)})
+        args = [self._ttl_ms, *held, *_packed(log.token_ids, log.classes), log.kinds, *values]
+        return int((await self._run("restore", session_id, args))[1])
 
     async def acquire_lease(self, session_id: SessionId, owner: str, ttl_s: float, force: bool = False) -> Lease:
         """Take or keep the lease. Idempotent: the present owner gets the same fencing number again.
@@ -223,11 +255,13 @@ class SessionStore:
     async def put_kv_location(self, session_id: SessionId, fence: int, location: KvLocation) -> None:
         """Note which prefix of the session's KV a worker holds now; an empty prefix removes the worker. Idempotent.
 
+        Of more than `MAX_KV_LOCATIONS` workers the longest unused is forgotten.
+
         Raises:
             Fenced: the number is not the current one; nothing was written.
             SessionNotFound: no such session.
         """
-        args = [self._ttl_ms, fence, location.worker_id, encoding.encode_location(location)]
+        args = [self._ttl_ms, fence, location.worker_id, encoding.encode_location(location), MAX_KV_LOCATIONS]
         await self._run("put_kv", session_id, args)
 
     async def kv_locations(self, session_id: SessionId) -> tuple[KvLocation, ...]:
@@ -244,7 +278,8 @@ class SessionStore:
     async def delete(self, session_id: SessionId, fence: int | None = None) -> bool:
         """Remove everything of a session; return whether it was there. Idempotent.
 
-        A repeat by the store after a lost reply returns False although the first try did the work.
+        What stays for an hour is a mark, for a lease holder that would otherwise take the session for lost. A repeat by
+        the store after a lost reply returns False although the first try did the work.
 
         Args:
             session_id: the session.
@@ -253,11 +288,12 @@ class SessionStore:
         Raises:
             Fenced: the number is not the current one; nothing was removed.
         """
-        return bool((await self._run("delete", session_id, ["" if fence is None else fence]))[1])
+        args = ["" if fence is None else fence, min(REMEMBERED_MS, self._ttl_ms)]
+        return bool((await self._run("delete", session_id, args))[1])
 
-    async def _run(self, name: str, session_id: SessionId, args: list[Any], *, idempotent: bool = True) -> list[Any]:
-        """Run a script on a session's keys and turn a refusal into its error."""
-        reply: list[Any] = await self._scripts.run(name, self._keys(session_id), args, idempotent=idempotent)
+    async def _run(self, name: str, session_id: SessionId, args: list[Any]) -> list[Any]:
+        """Run a script on a session's keys and turn a refusal into its error; all of them may be repeated."""
+        reply: list[Any] = await self._scripts.run(name, self._keys(session_id), args, idempotent=True)
         if reply[0] != b"OK":
             raise _refusal(session_id, reply)
         return reply

@@ -611,17 +611,77 @@ async def test_deleting_a_session_calls_its_generation_off(bench: Bench) -> None
     assert Heard(events).finished.reason is FinishReason.CANCELLED
 
 
-async def test_a_session_that_the_store_lost_is_data_loss_and_no_regular_end(bench: Bench, valkey_url: str) -> None:
+async def test_a_session_that_the_store_lost_is_written_anew_and_goes_on(
+    bench: Bench, shared: Client, valkey_url: str
+) -> None:
     _, _, _, client = await slow_cluster(bench)
     of_store: Any = open_client(valkey_url)
+    events: list[Any] = []
+    async for event in client.generate(ask(max_tokens=60)):
+        events.append(event)
+        if len(events) == 3:
+            await of_store.delete(*SessionStore(of_store)._keys(events[0].session_id))
+    twin = await hear(shared, ask(max_tokens=60, speculation=OFF))
+    told = Heard([event for event in events if not isinstance(event, Notice)])
+    assert told.token_ids == twin.token_ids
+    log = await SessionStore(of_store).read_log(events[0].session_id)
+    assert list(log.token_ids[events[0].prompt_len :]) == told.token_ids
+    assert told.finished.reason is FinishReason.LENGTH
+    await of_store.aclose()
+
+
+async def test_a_session_that_was_deleted_elsewhere_is_data_loss_and_no_regular_end(
+    bench: Bench, valkey_url: str
+) -> None:
+    _, _, _, client = await slow_cluster(bench)
+    of_store = open_client(valkey_url)
     events: list[Any] = []
     with pytest.raises(DataLoss, match="gone from the store"):
         async for event in client.generate(ask(max_tokens=1000)):
             events.append(event)
             if len(events) == 3:
-                await of_store.delete(*SessionStore(of_store)._keys(events[0].session_id))
+                assert await SessionStore(of_store).delete(events[0].session_id)
     await of_store.aclose()
     assert not any(isinstance(event, Finished) for event in events)
+
+
+async def test_a_session_is_resumed_and_continued_on_the_verifier_that_holds_its_kv(
+    bench: Bench, shared: Client
+) -> None:
+    """Written while a generation runs and at its end; of five verifiers chance would take the same one rarely."""
+    verifiers = [(await bench.verifier(toy_delay_s=0.01))[0] for _ in range(5)]
+    running, _, client = await bench.orchestrator(verifiers, [], lease_ttl_s=0.3)
+    _, _, other = await bench.orchestrator(verifiers, [])
+    session_id, before = await left_by_a_killed_orchestrator(running, client, ask(max_tokens=100), 40)
+    of_store = open_client(bench.store_url)
+    store = SessionStore(of_store)
+    (location,) = await store.kv_locations(session_id)
+    start = before.chunks[0].start
+    assert start < location.prefix_len <= start + 100
+    assert location.epoch.generation.fence >= 1
+    after = Heard([event async for event in other.resume(session_id, start + len(before.token_ids))])
+    twin = await hear(shared, ask(max_tokens=100, speculation=OFF))
+    assert before.token_ids + after.token_ids == twin.token_ids
+    for length in (100, 110):
+        (later,) = await store.kv_locations(session_id)
+        assert later.worker_id == location.worker_id
+        assert later.last_used_s > location.last_used_s
+        assert later.prefix_len >= start + length - 1
+        await hear(other, ask(session_id=session_id, max_tokens=10))
+    await of_store.aclose()
+
+
+async def left_by_a_killed_orchestrator(
+    running: Running, client: Client, request: GenerationRequest, num_tokens: int
+) -> tuple[SessionId, Heard]:
+    """Hear some tokens of a generation, then end its orchestrator as a crash would; return what was heard."""
+    events: list[Any] = []
+    with pytest.raises(Unavailable):
+        async for event in client.generate(request):
+            events.append(event)
+            if len(Heard(events).token_ids) >= num_tokens:
+                await running.kill()
+    return events[0].session_id, Heard(events)
 
 
 async def test_a_full_orchestrator_refuses_with_a_delay(bench: Bench) -> None:

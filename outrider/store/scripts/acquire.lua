@@ -8,7 +8,8 @@ if lease[2] ~= ARGV[2] then
   if lease[2] ~= '' and ARGV[4] ~= '1' and tonumber(lease[3]) > now_ms() then
     return {'HELD', lease[2]}
   end
-  fence = fence + 1
+  -- Counting up would give a number twice after a failover that lost a grant. The time does not, and is higher.
+  fence = math.max(fence + 1, now_ms())
 end
 local reply = grant(ARGV[2], fence, ARGV[3])
 refresh(ARGV[1])

@@ -1,5 +1,5 @@
 -- ARGV: start. One script, so that ids and classes are of the same moment.
-if redis.call('EXISTS', KEYS[1]) == 0 then
+if not known() then
   return {'NOT_FOUND'}
 end
 local start = tonumber(ARGV[1])

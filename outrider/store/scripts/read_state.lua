@@ -1,5 +1,5 @@
 -- No ARGV.
-if redis.call('EXISTS', KEYS[1]) == 0 then
+if not known() then
   return {'NOT_FOUND'}
 end
 return {'OK', redis.call('HGETALL', KEYS[1])}
