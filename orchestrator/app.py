@@ -52,7 +52,7 @@ class OrchestratorApp:
         fresh = f"orchestrator-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
         self._material, self._store_tls, served = settings.cluster_tls(), settings.store_tls(), settings.serve_tls()
-        self.server = RpcServer(tls=ServerTls(served) if served else None)
+        self.server = RpcServer(settings.max_request_bytes, ServerTls(served) if served else None)
         self.address = ""
         """Where it listens, once started."""
         self.ready = asyncio.Event()
@@ -91,7 +91,7 @@ class OrchestratorApp:
             # A name is never used twice, not even by a restart under the same worker id.
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
-            quotas = Quotas(Usage(client), self.metrics.refused)
+            quotas = Quotas(Usage(client, place_ttl_s=settings.key_place_ttl_s), self.metrics.refused)
             self._servicer.open_for_business(Desk(self.sessions, await self._access(client), quotas))
             self.ready.set()
             async with asyncio.TaskGroup() as tasks:

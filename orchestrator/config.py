@@ -46,6 +46,10 @@ class OrchestratorSettings(ServiceSettings):
     """Under mutual TLS: name that verifiers' certificates must have; empty: the host of the address called."""
     tls_draft_name: str = ""
     """Under mutual TLS: name that draft workers' certificates must have; empty: the host of the address called."""
+    key_place_ttl_s: float = Field(default=15.0, ge=0.5, le=600)
+    """How long a generation counts against its key's limits after its orchestrator is gone."""
+    max_request_bytes: int = Field(default=16 << 20, ge=1 << 16, le=64 << 20)
+    """Largest message of a client, and largest answer; four characters of a prompt may take up to 16 bytes."""
     max_sessions: int = Field(default=256, ge=1)
     """Generations at once; more are refused with a delay."""
     default_max_tokens: int = Field(default=0, ge=0)

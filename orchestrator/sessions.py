@@ -137,13 +137,13 @@ class Sessions:
         Raises:
             OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
         """
-        started_s = time.monotonic()
+        started_s, ticket = time.monotonic(), ticket or Ticket()
         self._admit()
         try:
-            before = self._running.get(asked.session_id)
+            before = self._owned(asked.session_id, ticket.caller.key_id)
             if before is not None:
                 before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
-            opened = await self._opening.resume(asked, started_s, ticket or Ticket())
+            opened = await self._opening.resume(asked, started_s, ticket)
             driver = self._launch(opened) if isinstance(opened, Opened) else None
         finally:
             self._opening_now -= 1
@@ -151,6 +151,17 @@ class Sessions:
         async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
+
+    def _owned(self, session_id: SessionId, owner: str) -> Driver | None:
+        """Return the generation of a session that runs here, None if none does.
+
+        Raises:
+            SessionNotFound: the session is somebody else's.
+        """
+        driver = self._running.get(session_id)
+        if driver is not None and driver.owner != owner:
+            raise SessionNotFound.of(session_id)
+        return driver
 
     def _admit(self) -> None:
         """Require room for one more generation, and take it."""
@@ -247,11 +258,9 @@ class Sessions:
         Raises:
             NotFound: there is none, or it is somebody else's.
         """
-        driver = self._running.get(session_id)
+        driver = self._owned(session_id, owner)
         if driver is None:
             await self._opening.require_owner(session_id, owner)
-        elif driver.owner != owner:
-            raise SessionNotFound.of(session_id)
         else:
             driver.feed(Cancelled())
         if not await self._tools.store.delete(session_id) and driver is None:

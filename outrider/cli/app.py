@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.cli.show import Answer, figures_table, legend
 from outrider.client import Client
@@ -23,6 +24,7 @@ from outrider.model.names import DEFAULT_MODEL
 from outrider.redaction import redacted
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
+app.command(keys_app)
 console = Console(highlight=False)
 
 WARM_UP_TOKENS = 8
@@ -148,15 +150,18 @@ def run(
 
 
 @app.command
-def generate(prompt: Prompt, /, *, address: str = "127.0.0.1:7400", ask: Ask = DEFAULT_ASK) -> None:
+def generate(
+    prompt: Prompt, /, *, address: str = "127.0.0.1:7400", api_key: str | None = None, ask: Ask = DEFAULT_ASK
+) -> None:
     """Stream the answer to PROMPT from a cluster that is running.
 
     Args:
         prompt: What to ask; "-" reads standard input.
         address: host:port of an orchestrator.
+        api_key: Key to show; unset: what OUTRIDER_API_KEY holds, which other users of this machine cannot see.
         ask: What is asked for.
     """
-    _go(_generate(address, ask.request(prompt), origins=ask.origins))
+    _go(_generate(address, api_key, ask.request(prompt), origins=ask.origins))
 
 
 @app.command
@@ -231,8 +236,8 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
             _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
 
 
-async def _generate(address: str, request: GenerationRequest, *, origins: bool) -> None:
-    async with Client(address) as client:
+async def _generate(address: str, api_key: str | None, request: GenerationRequest, *, origins: bool) -> None:
+    async with Client(address, api_key=api_key) as client:
         _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
 
 
