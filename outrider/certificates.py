@@ -111,20 +111,27 @@ class TlsMaterial:
         with self._lock:
             signature = self._stat()
             if signature == self._signature:
+                self._look_at_the_end()
                 return self._pem
             try:
                 self._pem = self._read()
             except InvalidRequest as error:
                 # Not remembered: a file may be completed within the resolution of its time.
-                self._complain(error.message)
+                self._complain(f"{error.message}; what was read before stays in force")
                 return self._pem
             self._signature, self._complaint = signature, ""
             log.info("read %s again: they have changed", self._words())
             return self._pem
 
+    def _look_at_the_end(self) -> None:
+        expires = self._pem.expires
+        if expires is not None and self._clock() > expires:
+            file = self.files.cert
+            self._complain(f"{file.setting} ({file.path}) expired on {expires:%Y-%m-%d %H:%M} UTC; nothing new came")
+
     def _complain(self, text: str) -> None:
         if text != self._complaint:
-            log.warning("%s; what was read before stays in force", text)
+            log.warning("%s", text)
             self._complaint = text
 
     def _named(self) -> list[SourceFile]:

@@ -27,11 +27,11 @@ from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.generation import Chunk, GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
 from outrider.resuming import NO_RETRY, RETRY, Progress, Retry, Tries
-from outrider.rpc import ClientTls, channel, rpc_errors
+from outrider.rpc import ClientTls, channel, client_tls, rpc_errors
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
-__all__ = ["DEFAULT_TIMEOUT_S", "NO_RETRY", "RETRY", "Client", "Retry"]
+__all__ = ["DEFAULT_TIMEOUT_S", "NO_RETRY", "RETRY", "Client", "ClientTls", "Retry", "client_tls"]
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.cli.show import Answer, figures_table, legend
-from outrider.client import Client
+from outrider.client import Client, ClientTls, client_tls
 from outrider.cluster import LocalCluster
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, SpeculationChoice, TextPrompt
@@ -115,8 +115,33 @@ class Ask:
             raise InvalidRequest("mode", self.mode, "auto, greedy, coupled, rejection or block") from None
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Tls:
+    """How to speak to an orchestrator that serves TLS; without any of these the command speaks plaintext."""
+
+    ca: str = ""
+    """File with the CAs that the orchestrator's certificate must be of."""
+    cert: str = ""
+    """File with a certificate of ours, where the orchestrator asks for one."""
+    key: str = ""
+    """File with that certificate's key."""
+    server_name: str = ""
+    """Name in the orchestrator's certificate; unset: the host of its address."""
+
+    def client(self) -> ClientTls | None:
+        """Read the files; None: plaintext.
+
+        Raises:
+            InvalidRequest: one of them cannot be used.
+        """
+        wanted = self.ca or self.cert or self.key or self.server_name
+        return client_tls(self.ca, self.cert, self.key, self.server_name) if wanted else None
+
+
 DEFAULT_MODELS = Models()
 DEFAULT_ASK = Ask()
+DEFAULT_TLS = Tls()
 
 
 def main() -> None:
@@ -151,7 +176,13 @@ def run(
 
 @app.command
 def generate(
-    prompt: Prompt, /, *, address: str = "127.0.0.1:7400", api_key: str | None = None, ask: Ask = DEFAULT_ASK
+    prompt: Prompt,
+    /,
+    *,
+    address: str = "127.0.0.1:7400",
+    api_key: str | None = None,
+    tls: Tls = DEFAULT_TLS,
+    ask: Ask = DEFAULT_ASK,
 ) -> None:
     """Stream the answer to PROMPT from a cluster that is running.
 
@@ -159,9 +190,10 @@ def generate(
         prompt: What to ask; "-" reads standard input.
         address: host:port of an orchestrator.
         api_key: Key to show; unset: what OUTRIDER_API_KEY holds, which other users of this machine cannot see.
+        tls: How to speak to it.
         ask: What is asked for.
     """
-    _go(_generate(address, api_key, ask.request(prompt), origins=ask.origins))
+    _go(_generate(address, api_key, tls.client(), ask.request(prompt), origins=ask.origins))
 
 
 @app.command
@@ -236,8 +268,10 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
             _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
 
 
-async def _generate(address: str, api_key: str | None, request: GenerationRequest, *, origins: bool) -> None:
-    async with Client(address, api_key=api_key) as client:
+async def _generate(
+    address: str, api_key: str | None, tls: ClientTls | None, request: GenerationRequest, *, origins: bool
+) -> None:
+    async with Client(address, tls=tls, api_key=api_key) as client:
         _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
 
 

@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from outrider.certificates import TlsMaterial
 from outrider.errors import InvalidRequest, StoreError, StoreUnavailable
-from outrider.store.tls import StoreTls, TlsConnection, connect_cluster_by
+from outrider.store.tls import StoreTls, connect_by, connect_cluster_by
 
 StoreClient: TypeAlias = Redis | RedisCluster
 
@@ -80,12 +80,13 @@ def open_client(
         plain = urlunsplit(parts._replace(scheme=CLUSTER_SCHEMES[parts.scheme]))
         cluster = RedisCluster.from_url(plain, **options)
         if tls is not None:
-            connect_cluster_by(cluster, StoreTls(tls))
+            connect_cluster_by(StoreTls(tls), cluster)
         return cluster
     if parts.scheme in SINGLE_SCHEMES:
+        pool = BlockingConnectionPool.from_url(url, timeout=timeout_s, **options)
         if tls is not None:
-            options |= {"connection_class": TlsConnection, "store_tls": StoreTls(tls)}
-        return Redis.from_pool(BlockingConnectionPool.from_url(url, timeout=timeout_s, **options))
+            connect_by(StoreTls(tls), pool)
+        return Redis.from_pool(pool)
     allowed = ", ".join((*SINGLE_SCHEMES, *CLUSTER_SCHEMES))
     raise InvalidRequest("store url", url, f"a URL with scheme {allowed}")
 

@@ -8,7 +8,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from redis.asyncio import RedisCluster, SSLConnection
+from redis.asyncio import ConnectionPool, RedisCluster, SSLConnection
+from redis.asyncio.cluster import ClusterNode
 
 from outrider.certificates import Pem, TlsMaterial
 
@@ -52,13 +53,17 @@ class TlsConnection(SSLConnection):
         return {**super(SSLConnection, self)._connection_arguments(), "ssl": self._store_tls.context()}
 
 
-def connect_cluster_by(client: RedisCluster, tls: StoreTls) -> None:
-    """Let a cluster's client, before its first call, make connections of ours; it has no option for that."""
-    ours = {"connection_class": TlsConnection, "store_tls": tls}
-    client.connection_kwargs.update(ours)
+def connect_by(tls: StoreTls, maker: ConnectionPool | ClusterNode) -> None:
+    """Let a pool or node, before it is used, make connections of ours; from a URL it takes no class but its own."""
+    maker.connection_class = TlsConnection
+    maker.connection_kwargs["store_tls"] = tls
+
+
+def connect_cluster_by(tls: StoreTls, client: RedisCluster) -> None:
+    """Do the same for the nodes that a cluster's client knows, and for those that it will learn of."""
+    client.connection_kwargs.update({"connection_class": TlsConnection, "store_tls": tls})
     for node in client.startup_nodes:
-        node.connection_class = TlsConnection
-        node.connection_kwargs["store_tls"] = tls
+        connect_by(tls, node)
 
 
 def _no_password() -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from draft_service.app import DraftApp
 from orchestrator.app import OrchestratorApp
+from orchestrator.channels import Channels
 from outrider.client import NO_RETRY, Client
 from outrider.errors import PermissionDenied, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
@@ -301,8 +302,7 @@ async def test_certificates_and_ca_are_replaced_while_a_session_runs_and_nothing
     """First both CAs are trusted, then certificates change, then the old CA goes; nobody restarts."""
     parts = await cluster.parts(verify={"toy_delay_s": 0.01})
     old = cluster.authority
-    before = old.issue("reader")
-    kept = tls_of(before, before.ca)
+    outdated = old.issue("orchestrator-2")
     running = asyncio.create_task(hear(parts.client, ask(max_tokens=150)))
     await until(lambda: parts.app.sessions is not None and len(parts.app.sessions) == 1)
 
@@ -317,8 +317,29 @@ async def test_certificates_and_ca_are_replaced_while_a_session_runs_and_nothing
         assert second.finished.figures.num_accepted > 0
     assert not running.done(), "the session has seen all three steps"
     assert (await running).token_ids == said(150)
-    with pytest.raises(Unavailable):
-        await describe_verifier(parts.verifier.app.address, kept)
+    current = Identity(*(str(old.folder / "orchestrator" / file) for file in ("tls.crt", "tls.key", "ca.crt")))
+    await describe_verifier(parts.verifier.app.address, tls_of(current, current.ca))
+    with pytest.raises(Unavailable, match=CLOSED):
+        await describe_verifier(parts.verifier.app.address, tls_of(outdated, current.ca))
+
+
+async def test_a_replaced_channel_serves_its_streams_to_their_end_and_is_then_closed(cluster: Cluster) -> None:
+    parts = await cluster.parts()
+    address = parts.verifier.app.address
+    ours = cluster.authority.issue("orchestrator")
+    channels = Channels({"verify": tls_of(ours, ours.ca)}, retired_s=0.2)
+    first = channels.to(address, "verify")
+    assert channels.to(address, "verify") is first
+    call = verify_pb2_grpc.VerifyServiceStub(first).Decode()
+    await call.wait_for_connection()
+    cluster.authority.issue("orchestrator")
+    second = channels.to(address, "verify")
+    assert second is not first
+    assert channels.num_retired == 1
+    assert not call.done()
+    await verify_pb2_grpc.VerifyServiceStub(second).Describe(verify_pb2.VerifyServiceDescribeRequest(), timeout=10)
+    await until(lambda: channels.num_retired == 0 and call.done())
+    await channels.close()
 
 
 async def test_a_server_keeps_its_whole_pair_while_another_is_half_written(cluster: Cluster, caplog: Any) -> None:

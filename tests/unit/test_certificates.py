@@ -141,6 +141,22 @@ def test_a_half_replaced_pair_leaves_the_old_in_force_until_it_is_whole(
     assert material.current().names == ("coming",)
 
 
+def test_a_certificate_that_runs_out_in_use_is_complained_of_once(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = datetime.now(UTC)
+    identity = authority.issue("verifier", ends=now + timedelta(hours=1))
+    material = TlsMaterial(named(identity), clock=lambda: now)
+    caplog.clear()
+    material.current()
+    assert not caplog.messages
+    now += timedelta(hours=2)
+    material.current()
+    material.current()
+    (complaint,) = caplog.messages
+    assert complaint.startswith(f"CERT ({identity.cert}) expired on")
+
+
 def test_a_file_that_is_gone_for_a_while_leaves_the_old_in_force(authority: Authority) -> None:
     identity = authority.issue("verifier")
     material = TlsMaterial(named(identity))
