@@ -17,7 +17,7 @@ from outrider.model.toy import ToyTokenizer
 from tests.integration.cluster_bench import TOY, Bench, Heard, hear
 
 VOCAB = len(ToyTokenizer())
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": SamplingParams(temperature=0.0)},
     "coupled": {"sampling": SamplingParams(), "seed": 11},
     "rejection": {"sampling": SamplingParams()},
