@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from outrider.errors import Unavailable
+from outrider.ids import WorkerId
 from outrider.launch import ending_with_us
 from outrider.messages import WorkerDescription
 from outrider.store.connect import open_client
@@ -125,6 +126,7 @@ class LocalCluster:
         specs: Sequence[ServiceSpec],
         *,
         store_url: str = "",
+        data_dir: Path | None = None,
         start_timeout_s: float = 120.0,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -133,11 +135,13 @@ class LocalCluster:
         Args:
             specs: its services; at least one orchestrator.
             store_url: Redis or Valkey to use; empty: an embedded server that lives as long as the cluster.
+            data_dir: folder in which the embedded server keeps its data; None: nowhere.
             start_timeout_s: how long all services together may take until they have announced themselves.
             on_progress: told what is being waited for.
         """
         self._specs = specs
         self._store_url = store_url
+        self._data_dir = data_dir
         self._start_timeout_s = start_timeout_s
         self._on_progress = on_progress
         self._exits = AsyncExitStack()
@@ -176,12 +180,15 @@ class LocalCluster:
         self.folder = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="outrider-")))
         if not self._store_url:
             self._on_progress("store")
-            server = await self._exits.enter_async_context(EmbeddedServer())
+            server = await self._exits.enter_async_context(EmbeddedServer(self._data_dir))
             self._store_url = server.url
         client = open_client(self._store_url)
         self._exits.push_async_callback(client.aclose)
         self._registry = Registry(client)
         self._exits.push_async_callback(self._stop_services)
+        for spec in self._specs:
+            # What a cluster that was killed has announced of itself may still be in its data folder.
+            await self._registry.withdraw(WorkerId(spec.name))
         for spec in sorted(self._specs, key=lambda spec: spec.role == "orchestrate"):
             await self.launch(spec)
         await self._wait_for_all()

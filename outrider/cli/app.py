@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
@@ -197,15 +198,20 @@ def generate(
 
 
 @app.command
-def up(*, models: Models = DEFAULT_MODELS, store: str = "", listen: str = "127.0.0.1:7400") -> None:
+def up(
+    *, models: Models = DEFAULT_MODELS, store: str = "", data: Path | None = None, listen: str = "127.0.0.1:7400"
+) -> None:
     """Start a local cluster that stays until it is interrupted.
 
     Args:
         models: What is served.
         store: URL of a Redis or Valkey; unset: an embedded one.
+        data: Folder in which the embedded store keeps the sessions over restarts; unset: they end with it.
         listen: host:port of the orchestrator.
     """
-    _go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen)))
+    if store and data is not None:
+        raise InvalidRequest("data", str(data), "a folder for the embedded store, and so no --store beside it")
+    _go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data)))
 
 
 @app.command
@@ -247,7 +253,9 @@ async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
 
     with stages(console) as shown:
         await asyncio.to_thread(locate, settings.target, shown.update)
-        cluster = LocalCluster(settings.specs(), store_url=settings.store_url, on_progress=shown.waiting)
+        cluster = LocalCluster(
+            settings.specs(), store_url=settings.store_url, data_dir=settings.data_dir, on_progress=shown.waiting
+        )
         await cluster.__aenter__()
         shown.done()
     try:

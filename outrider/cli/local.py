@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -28,6 +29,8 @@ class LocalSettings:
     store_url: str = ""
     listen: str = ""
     """Address of the orchestrator; empty: a free port of the loopback interface."""
+    data_dir: Path | None = None
+    """Where an embedded store keeps its data; None: nowhere."""
 
     @property
     def threads_each(self) -> int:

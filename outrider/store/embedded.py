@@ -15,15 +15,18 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import BusyLoadingError, RedisError
 
 from outrider.launch import ending_with_us
 from outrider.store.errors import ServerFailed, ServerNotFound
 
 START_TIMEOUT_S = 10.0
+"""Longest time without an answer; a server that says it is loading its data may take as long as that takes."""
+LOCK_TIMEOUT_S = 3.0
+"""How long the data folder's last server may take to end: it outlives a killed owner for a moment."""
 STOP_TIMEOUT_S = 5.0
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes; the rest is spare."""
@@ -95,7 +98,8 @@ class EmbeddedServer:
         self._folder = _private_folder()
         atexit.register(self._end)
         try:
-            self._spawn(program)
+            lock = await _locked(self._data_dir) if self._data_dir is not None else None
+            self._spawn(program, lock)
             await self._ready()
         except BaseException:
             await self.stop()
@@ -114,9 +118,9 @@ class EmbeddedServer:
     ) -> None:
         await self.stop()
 
-    def _spawn(self, program: Path) -> None:
+    def _spawn(self, program: Path, lock: int | None) -> None:
+        """Start the process; it inherits the lock, which lives exactly as long as it does, and ours is closed."""
         command = ending_with_us([str(program), *self._settings()])
-        lock = _lock(self._data_dir) if self._data_dir else None
         try:
             with (self._running_folder() / "server.log").open("ab") as log:
                 self._process = subprocess.Popen(
@@ -125,7 +129,7 @@ class EmbeddedServer:
                     stdout=log,  # what it says before it has opened its own log
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is for us: the server ends after its last client
-                    pass_fds=() if lock is None else (lock,),  # the lock lives exactly as long as the server
+                    pass_fds=() if lock is None else (lock,),
                 )
         finally:
             if lock is not None:
@@ -148,9 +152,11 @@ class EmbeddedServer:
         client = Redis.from_url(self.url, socket_timeout=1.0)
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
-            while not await _answers(client):
+            while (answer := await _answer(client)) != "ready":
                 if self._process is None or self._process.poll() is not None:
                     raise ServerFailed(f"the embedded server ended at once: {self._log_tail()}")
+                if answer == "loading":
+                    deadline = time.monotonic() + START_TIMEOUT_S
                 if time.monotonic() > deadline:
                     raise ServerFailed(f"the embedded server is not ready in time: {self._log_tail()}")
                 await asyncio.sleep(0.005)
@@ -177,8 +183,11 @@ class EmbeddedServer:
         return self._folder
 
     def _log_tail(self) -> str:
+        """Return the last warning in the server's log, or the log's end where it was not a log yet."""
         path = self._running_folder() / "server.log"
-        return path.read_text("utf-8", errors="replace")[-2000:].strip() if path.exists() else "it wrote no log"
+        text = path.read_text("utf-8", errors="replace")[-2000:].strip() if path.exists() else "it wrote no log"
+        warnings = [line.partition(" # ")[2] for line in text.splitlines() if " # " in line]
+        return warnings[-1] if warnings else text
 
 
 def _bundled_server() -> Path | None:
@@ -200,22 +209,41 @@ def _private_folder() -> Path:
     raise ServerFailed("no temporary folder has a path short enough for a Unix socket")
 
 
-def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a data folder's lock: two servers would ruin each other's file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "outrider.lock", os.O_RDWR | os.O_CREAT, 0o600)
+async def _locked(folder: Path) -> int:
+    """Return a descriptor that holds a data folder's lock: two servers would ruin each other's file.
+
+    Raises:
+        ServerFailed: the folder cannot be used, or another server uses it.
+    """
+    lock, give_up_s = _lock_file(folder), time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > give_up_s:
+                os.close(lock)
+                raise ServerFailed(f"another server uses the data folder {folder}") from error
+        else:
+            return lock
+        await asyncio.sleep(0.05)
+
+
+def _lock_file(folder: Path) -> int:
+    """Open a data folder's lock, in a folder made if absent."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise ServerFailed(f"another server uses the data folder {folder}") from error
-    return lock
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder / "outrider.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ServerFailed(f"the data folder {folder} cannot be used: {error.strerror}") from error
 
 
-async def _answers(client: Redis) -> bool:
-    """Whether the server has loaded its data and answers."""
+async def _answer(client: Redis) -> Literal["ready", "loading", "nothing"]:
+    """Ask whether the server has loaded its data."""
     untyped: Any = client
     try:
-        return bool(await untyped.execute_command("PING"))
+        await untyped.execute_command("PING")
+    except BusyLoadingError:
+        return "loading"
     except (RedisError, OSError):
-        return False
+        return "nothing"
+    return "ready"

@@ -390,6 +390,9 @@ async def test_a_create_whose_reply_was_lost_may_be_repeated_by_its_owner_alone(
     assert (again.owner, again.fence) == (lease.owner, lease.fence)
     with pytest.raises(SessionExists):
         await create(store, FULL_STATE, owner="two")
+    lease = await store.acquire_lease(SESSION, "two", 60.0, force=True)
+    with pytest.raises(SessionExists):
+        await create(store, FULL_STATE, owner="two")
     await store.append(SESSION, lease.fence, 3, [1], decode(1))
     with pytest.raises(SessionExists):
         await create(store, FULL_STATE)

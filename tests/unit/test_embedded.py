@@ -98,13 +98,59 @@ async def test_a_data_folder_keeps_the_data_over_a_restart(tmp_path: Path) -> No
         assert settings["appendfsync"] in (b"everysec", "everysec")
 
 
-async def test_two_servers_never_share_a_data_folder(tmp_path: Path) -> None:
+async def test_two_servers_never_share_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOCK_TIMEOUT_S", 0.2)
     async with EmbeddedServer(tmp_path) as first:
         with pytest.raises(ServerFailed, match="another server uses"):
             await EmbeddedServer(tmp_path).start()
         assert await ask(first.url, "PING")
     async with EmbeddedServer(tmp_path) as second:
         assert await ask(second.url, "PING")
+
+
+async def test_a_server_waits_for_the_last_one_of_its_data_folder_to_end(tmp_path: Path) -> None:
+    """It outlives its killed owner for a moment, to write its data."""
+    first = EmbeddedServer(tmp_path)
+    await first.start()
+    await ask(first.url, "SET", "key", "value")
+    starting = asyncio.create_task(EmbeddedServer(tmp_path).start())
+    await asyncio.sleep(0.3)
+    assert not starting.done()
+    starting.cancel()
+    second = EmbeddedServer(tmp_path)
+    starting = asyncio.create_task(second.start())
+    await first.stop()
+    await starting
+    assert await ask(second.url, "GET", "key") == b"value"
+    await second.stop()
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_was_written_is_there_again_however_the_server_ended(tmp_path: Path, blow: signal.Signals) -> None:
+    server = EmbeddedServer(tmp_path)
+    async with server:
+        for number in range(200):
+            await ask(server.url, "SET", f"key{number}", "x" * 1000)
+        os.kill(server.pid, blow)
+    async with server:
+        assert await ask(server.url, "DBSIZE") == 200
+
+
+async def test_a_data_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "data", Path("/proc/nowhere")):
+        with pytest.raises(ServerFailed, match=f"the data folder {folder} cannot be used: "):
+            await EmbeddedServer(folder).start()
+
+
+async def test_a_data_folder_with_a_broken_file_is_an_error_with_the_servers_words(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path)
+    async with server:
+        await ask(server.url, "SET", "key", "value")
+    (broken,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    broken.write_bytes(b"nonsense" + broken.read_bytes())
+    with pytest.raises(ServerFailed, match=r"ended at once: [^\n]*append only file[^\n]*$"):
+        await server.start()
 
 
 async def test_a_server_that_ends_at_once_is_an_error_with_its_own_words_and_leaves_nothing(
