@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ soak: venv ## half an hour at full load, with every text compared: make soak ARG
 
 exactness: venv ## all exactness checks on the real model, with their counts
 	$(BIN)/python -m benchmarks.exactness $(ARGS)
+
+# Half an hour on two cores: ARGS="--faults 20" is shorter, ARGS="--seed N" repeats a run's sequence of faults.
+chaos: venv ## 300 faults from outside while sessions run; fails, with the seed, if any text, log or place is wrong
+	$(TEST_ENV) $(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove what was built, the virtual environment too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
