@@ -5,17 +5,23 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Awaitable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pytest
 
 from outrider.errors import InvalidRequest, StoreUnavailable
-from outrider.ids import Mode, SessionId, TokenClass
+from outrider.ids import Mode, SessionId, TokenClass, WorkerId
 from outrider.store.connect import open_client
 from outrider.store.embedded import EmbeddedServer
-from outrider.store.records import Lease, SessionState
+from outrider.store.errors import SessionNotFound
+from outrider.store.records import KvLocation, Lease, SessionState
 from outrider.store.sessions import SessionStore
+
+T = TypeVar("T")
 
 SESSION = SessionId("s")
 PROMPT = (7, 0, 4_294_967_295)
@@ -80,18 +86,39 @@ class ReplyLoser:
             await stream.wait_closed()
 
 
-async def test_a_lost_reply_repeats_a_creation_and_an_append_without_harm(valkey_url: str, tmp_path: Path) -> None:
+async def test_no_script_does_harm_when_its_reply_is_lost_and_it_is_repeated(valkey_url: str, tmp_path: Path) -> None:
     loser = ReplyLoser(urlsplit(valkey_url).path)
     proxy = await asyncio.start_unix_server(loser.serve, tmp_path / "proxy.sock")
     client = open_client(f"unix://{tmp_path / 'proxy.sock'}")
     store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}")
-    loser.lose_next()
-    lease = await create(store)
+    turn = replace(STATE, prompt_len=7)
+
+    async def repeated(operation: Awaitable[T]) -> T:
+        loser.lose_next()
+        before = loser.num_lost
+        answer = await operation
+        assert loser.num_lost == before + 1
+        return answer
+
+    lease = await repeated(create(store))
     assert (lease.owner, lease.fence) == ("one", 1)
-    loser.lose_next()
-    assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 5
-    assert (await store.read_log(SESSION)).token_ids == (*PROMPT, 10, 11)
-    assert loser.num_lost == 2
+    assert await repeated(store.append(SESSION, 1, 3, [10, 11], decode(2), b"\x01\x02")) == 5
+    ours = await repeated(store.acquire_lease(SESSION, "two", 60.0, force=True))
+    assert ours.fence > 1
+    assert (await repeated(store.renew_lease(SESSION, ours.fence, 60.0))).fence == ours.fence
+    assert await repeated(store.begin_turn(SESSION, ours.fence, 5, [12, 13], decode(2), turn)) == 7
+    await repeated(store.update_state(SESSION, ours.fence, seed=3))
+    await repeated(store.put_kv_location(SESSION, ours.fence, KvLocation(WorkerId("v1"), 6)))
+    log = await repeated(store.read_log(SESSION))
+    assert (log.token_ids, log.kinds) == ((*PROMPT, 10, 11, 12, 13), b"\0\0\0\x01\x02\0\0")
+    assert await repeated(store.read_state(SESSION)) == replace(turn, seed=3)
+    assert [each.prefix_len for each in await repeated(store.kv_locations(SESSION))] == [6]
+    assert await repeated(store.restore(SESSION, ours, turn, log, 60.0)) == 7
+    await repeated(store.release_lease(SESSION, ours.fence))
+    assert await store.read_log(SESSION) == log
+    assert await repeated(store.delete(SESSION)) is False, "the second time it was gone"
+    with pytest.raises(SessionNotFound):
+        await store.read_log(SESSION)
     await client.aclose()
     proxy.close()
     await proxy.wait_closed()
