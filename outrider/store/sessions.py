@@ -35,8 +35,8 @@ class SessionStore:
 
     Every method may raise `StoreUnavailable` within `deadline_s` (a write may then have happened, so a caller repeats
     what is idempotent), and `InvalidRequest` for an id that is empty or contains braces. Within that time the store
-    itself asks again: a server that restarts, is replaced or is full for a moment is a pause. Where the first of two such
-    tries was carried out and only its reply lost, a refusal (`Fenced`) may be that of the second.
+    itself asks again: a server that restarts, is replaced or is full for a moment is a pause. Where the first of two
+    such tries was carried out and only its reply lost, a refusal (`Fenced`) may be that of the second.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """What holds of all scripts of sessions and registry: old servers know their commands, and no key stays for ever."""
 
 import re
+from collections.abc import Coroutine
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ async def test_every_key_of_sessions_and_registry_has_a_time_to_live(tmp_path: P
         lease = await store.create(session_id, STATE, PROMPT, PROMPT_CLASSES, "one", 10.0)
         mirror = LogSlice(0, (*PROMPT, 1), (*PROMPT_CLASSES, TokenClass.DECODE), 4, b"\x00\x00\x00\x01")
         worker = WorkerDescription(WorkerId("v1"), "verify", "unix:/v1", "toy", Vocabulary("ab" * 32, 100), 64)
-        steps = (
+        steps: tuple[Coroutine[Any, Any, object], ...] = (
             store.append(session_id, lease.fence, 3, [1], [TokenClass.DECODE], b"\x01"),
             store.put_kv_location(session_id, lease.fence, KvLocation(WorkerId("v1"), 3)),
             store.update_state(session_id, lease.fence, seed=1),
@@ -63,10 +64,9 @@ async def test_every_key_of_sessions_and_registry_has_a_time_to_live(tmp_path: P
             store.delete(session_id),
             store.restore(SessionId("lost"), lease, STATE, mirror, 10.0),
         )
-        for step in steps:
-            name = step.__name__
+        for number, step in enumerate(steps):
             await step
             ttls = {key: await untyped.pttl(key) async for key in untyped.scan_iter()}
             assert ttls
-            assert all(0 < ttl <= 60_000 for ttl in ttls.values()), f"after {name}: {ttls}"
+            assert all(0 < ttl <= 60_000 for ttl in ttls.values()), f"after step {number}: {ttls}"
         await client.aclose()

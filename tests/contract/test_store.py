@@ -187,7 +187,7 @@ async def test_a_repeated_append_is_accepted_and_written_once(store: SessionStor
     await store.append(SESSION, lease.fence, 5, [12], decode(1))
     assert await store.append(SESSION, lease.fence, 3, [10, 11], decode(2)) == 6
     log = await store.read_log(SESSION)
-    assert (log.token_ids, log.kinds) == ((*PROMPT, 10, 11, 12), b"\x00\x00\x00\x02\x03")
+    assert (log.token_ids, log.kinds) == ((*PROMPT, 10, 11, 12), b"\x00\x00\x00\x02\x03\x00")
 
 
 async def test_of_a_range_that_is_partly_there_only_the_rest_is_written(store: SessionStore) -> None:

@@ -18,10 +18,8 @@ from tests.contract.history import History, violations
 from tests.contract.owners import STATE, Mishaps, Owner
 from tests.contract.servers import Node, program
 
-KINDS = [
-    "valkey",
-    pytest.param("redis", marks=pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")),
-]
+REDIS = pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")
+KINDS = ["valkey", pytest.param("redis", marks=[REDIS, pytest.mark.slow])]
 
 
 class Field:
@@ -70,19 +68,20 @@ async def test_one_log_explains_what_owners_saw_through_losses_late_messages_and
     node = Node(kind, "--appendfsync", "always", data_dir=tmp_path / "data")
 
     async def restarts() -> None:
-        for _ in range(2):
-            await asyncio.sleep(1.0)
-            await node.kill()
-            await node.server.start()
-        await asyncio.sleep(1.0)
+        for wanted in (30, 60, 90):
+            async with asyncio.timeout(20.0):
+                while field.count("append", "done") < wanted:  # noqa: ASYNC110  (it counts calls of others)
+                    await asyncio.sleep(0.05)
+            if wanted < 90:
+                await node.kill()
+                await node.server.start()
 
     async with node:
         field = Field(node, seed=3, rate=0.15)
         assert await field.run(0.0, restarts) == []
-    assert field.count("append", "done") > 100
-    assert field.count("append", "refused") > 10
+    assert field.count("append", "refused") > 5
     assert field.count("append", "unknown") > 0
-    assert field.count("acquire", "done") > 20
+    assert field.count("acquire", "done") > 10
     assert min(field.mishaps.counts.values()) > 3, field.mishaps.counts
 
 
@@ -127,4 +126,4 @@ async def test_a_planted_mistake_in_a_script_is_caught(mistake: str, monkeypatch
 
     monkeypatch.setattr(connect, "_script", planted)
     async with Node("valkey") as node:
-        assert await Field(node, seed=3, rate=0.1).run(1.0) != []
+        assert await Field(node, seed=3, rate=0.1).run(0.6) != []
