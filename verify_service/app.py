@@ -79,7 +79,7 @@ class VerifyApp:
             ExceptionGroup: the engine broke, or the heartbeat.
         """
         loaded = self._loaded = await self._load_model()
-        engine = self.engine = Engine(loaded.runner, loaded.vocabulary.size, self._engine_settings())
+        engine = self.engine = Engine(loaded.runner, loaded.vocabulary.size, self._engine_settings(), tier=loaded.tier)
         self.metrics.watch(engine)
         engine.start(self._engine_ended)
         try:
@@ -97,6 +97,8 @@ class VerifyApp:
             await self.server.set_serving(False)
             engine.post(Stop())
             await asyncio.to_thread(engine.join, STOP_TIMEOUT_S)
+            if loaded.tier is not None:
+                await asyncio.to_thread(loaded.tier.blocks.close, STOP_TIMEOUT_S)
 
     async def drain(self) -> None:
         """Let no new session in, tell the running ones, wait for them to end, and let the draft workers go."""
@@ -136,6 +138,7 @@ class VerifyApp:
                 "row_classes": ",".join(map(str, info.row_classes)),
                 **describe_pool(info),
                 "prefix_reuse": str(self.settings.prefix_reuse).lower(),
+                "kv_tier": self._loaded.tier.blocks.identity.namespace if self._loaded.tier else "",
             },
         )
 

@@ -1,11 +1,15 @@
 """Settings of a verifier: `OUTRIDER_VERIFY_*` environment variables."""
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from outrider.config import NameList
+from outrider.model.memory import KvBudget, parse_budget
 from outrider.model.settings import ModelSettings
 from outrider.rpc import MAX_MESSAGE_BYTES
+from outrider.tier.tier import TierSettings
 
 TOY = "toy"
 """Model name of the exact toy model, which needs no weights."""
@@ -30,3 +34,43 @@ class VerifySettings(ModelSettings):
     """Under mutual TLS: whether a draft worker's id has to be a name in its certificate, so that each has its own."""
     send_hints: bool = True
     """Whether draft workers that want it are told of an epoch's end before the orchestrator's commit."""
+    kv_tier_url: str = ""
+    """redis://, rediss:// or unix:// URL of a server that stores blocks of KV, best one of its own; empty: none."""
+    kv_tier_ttl_s: float = Field(default=3600.0, ge=1)
+    """How long a stored block stays after it was last of use."""
+    kv_tier_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=1 << 30)
+    """Most bytes of stored blocks of one model on one kind of engine, such as "4GiB"."""
+    kv_tier_in_flight: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=64 << 20)
+    """Most bytes that wait in memory to be stored, and as many that were loaded and wait to be used."""
+    kv_tier_deadline_s: float = Field(default=1.0, gt=0, le=60)
+    """Longest wait for stored blocks before they are computed instead, and for the next bytes of the server."""
+
+    @field_validator("kv_tier_budget", "kv_tier_in_flight", mode="before")
+    @classmethod
+    def _read_size(cls, value: object) -> object:
+        """Take a size as text."""
+        size = parse_budget(value) if isinstance(value, str) else value
+        if isinstance(size, KvBudget) and not size.num_bytes:
+            raise ValueError('a size such as "2GiB", not a share')
+        return size
+
+    @field_validator("kv_tier_url")
+    @classmethod
+    def _check_tier(cls, value: str, info: ValidationInfo) -> str:
+        """Take what a single server's URL begins with; stored blocks reach a session through the reuse of prefixes."""
+        if value and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("a URL that begins with redis://, rediss:// or unix://")
+        if value and not info.data.get("prefix_reuse", True):
+            raise ValueError("nothing where prefix_reuse is off")
+        return value
+
+    @property
+    def tier(self) -> TierSettings:
+        """What the tier is told."""
+        return TierSettings(
+            url=self.kv_tier_url,
+            ttl_s=self.kv_tier_ttl_s,
+            budget_bytes=self.kv_tier_budget.num_bytes,
+            in_flight_bytes=self.kv_tier_in_flight.num_bytes,
+            deadline_s=self.kv_tier_deadline_s,
+        )

@@ -28,6 +28,8 @@ from verify_service.alarms import Alarms
 from verify_service.driver import Driver
 from verify_service.events import Arrived, StreamBroken
 from verify_service.inbox import (
+    BlocksArrived,
+    BlocksMissing,
     CloseSession,
     Dismiss,
     Drain,
@@ -42,6 +44,7 @@ from verify_service.inbox import (
 )
 from verify_service.passes import Passes
 from verify_service.residence import Residence
+from verify_service.restoring import Restorer, Surroundings, Tier
 from verify_service.roster import Limits, Roster
 from verify_service.scheduler import Scheduler
 from verify_service.sessions import Session
@@ -76,6 +79,7 @@ class Engine:
         vocab_len: int,
         settings: EngineSettings = EngineSettings(),
         clock: Callable[[], float] = time.monotonic,
+        tier: Tier | None = None,
     ) -> None:
         """Make an engine; its thread is not started.
 
@@ -84,6 +88,7 @@ class Engine:
             vocab_len: length of the tokenizer's id range.
             settings: what can be chosen.
             clock: rising seconds.
+            tier: where KV is stored outside this process; None: nowhere.
         """
         self._runner = runner
         self._vocab_len = vocab_len
@@ -105,6 +110,8 @@ class Engine:
         )
         scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
         self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock)
+        self.restorer = self._connect(tier, scheduler) if tier is not None and settings.prefix_reuse else None
+        """Loads and stores KV; only its figures may be read from other threads."""
 
     # -- from other threads ----------------------------------------------------------------------------------------
 
@@ -145,7 +152,9 @@ class Engine:
         # Whoever is ready may be sent a proposal at any moment, which should find no long work under way.
         alone = not any(session.ready for session in self._roster.in_turn())
         filled = self._passes.fill(self._settings.fill_alone if alone else self._settings.fill_beside)
-        return decoded or filled
+        # One block per step, behind the verdicts: a pass is never late by more than one copy.
+        stored = self.restorer is not None and self.restorer.store_one()
+        return decoded or filled or stored
 
     def _run(self, on_end: Callable[[Exception | None], None]) -> None:
         defect: Exception | None = None
@@ -159,6 +168,9 @@ class Engine:
             defect = error
         for session in self._roster.sessions():
             session.send(Unavailable("the verifier has stopped"))
+        if self.restorer is not None and defect is None:
+            while self.restorer.store_one():
+                pass  # as much as the tier takes at once: nobody is left to wait for
         on_end(defect)
 
     def _sleep(self) -> None:
@@ -187,14 +199,14 @@ class Engine:
                 self._tell(event)
             case CloseSession():
                 self._close(event)
-            case JoinWorker():
-                self._join_worker(event)
-            case LeaveWorker():
-                self._leave_worker(event)
+            case JoinWorker() | LeaveWorker():
+                self._change_worker(event)
             case Proposed():
                 self._proposed(event)
             case Malformed():
                 self._malformed(event)
+            case BlocksArrived() | BlocksMissing():
+                self._restore(event)
             case Drain() | Dismiss():
                 self._drain(event)
             case Stop():
@@ -228,14 +240,14 @@ class Engine:
         self._roster.leave(session, keep_kv=event.keep_kv)
         session.send(None)
 
-    def _join_worker(self, event: JoinWorker) -> None:
-        if self._workers.join(event):
-            self._break(event.hello.worker_id)
-
-    def _leave_worker(self, event: LeaveWorker) -> None:
-        worker_id = self._workers.leave(event.ticket)
-        if worker_id is not None:
-            self._break(worker_id)
+    def _change_worker(self, event: JoinWorker | LeaveWorker) -> None:
+        broken: WorkerId | None
+        if isinstance(event, LeaveWorker):
+            broken = self._workers.leave(event.ticket)
+        else:
+            broken = event.hello.worker_id if self._workers.join(event) else None
+        if broken is not None:
+            self._break(broken)
 
     def _break(self, worker_id: WorkerId) -> None:
         """What was under way on a worker's stream may be lost: each of its sessions starts a new round."""
@@ -290,6 +302,35 @@ class Engine:
         for session in admitted:
             if session.ready:
                 self._driver.make_ready(session)
+            elif self.restorer is not None:
+                self.restorer.begin(session)
+
+    def _restore(self, event: BlocksArrived | BlocksMissing) -> None:
+        if self.restorer is None:
+            return
+        if isinstance(event, BlocksArrived):
+            self.restorer.arrived(event.ticket)
+        else:
+            self.restorer.missing(event.keys)
+
+    def _connect(self, tier: Tier, scheduler: Scheduler) -> Restorer:
+        """Let KV go to and come from a tier."""
+        around = Surroundings(
+            self._alarms, self._clock, self.post, self._residence.take_over, self._driver.make_ready, self.counters
+        )
+        restorer = Restorer(self._runner.block_access, tier, around)
+        scheduler.is_awaiting_kv = restorer.is_waiting
+        self._residence.on_leave = restorer.left
+        self._passes.on_prompts = restorer.speeds.prefilled
+        self._keep_stored(restorer)
+        return restorer
+
+    def _keep_stored(self, restorer: Restorer) -> None:
+        """Refresh what is stored of running sessions, now and from time to time."""
+        for session in self._roster.in_turn():
+            if session.ready:
+                restorer.refresh(session)
+        self._alarms.at(self._clock() + restorer.refresh_s, lambda: self._keep_stored(restorer))
 
     def _settle(self) -> None:
         touched, self._driver.touched = self._driver.touched, {}

@@ -87,6 +87,20 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksArrived:
+    """Stored KV has been loaded for a session, or no more of it comes."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksMissing:
+    """Blocks of KV that were to be kept are not stored."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """The process is stopping: tell every stream."""
 
@@ -104,5 +118,16 @@ class Stop:
 
 
 InboxEvent = (
-    OpenSession | TellSession | CloseSession | JoinWorker | LeaveWorker | Proposed | Malformed | Drain | Dismiss | Stop
+    OpenSession
+    | TellSession
+    | CloseSession
+    | JoinWorker
+    | LeaveWorker
+    | Proposed
+    | Malformed
+    | BlocksArrived
+    | BlocksMissing
+    | Drain
+    | Dismiss
+    | Stop
 )

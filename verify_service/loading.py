@@ -11,7 +11,11 @@ from outrider.model.opening import open_model
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import HasVocabulary, vocabulary
+from outrider.tier.identity import identify
+from outrider.tier.speeds import Speeds
+from outrider.tier.tier import BlockTier
 from verify_service.config import TOY, VerifySettings
+from verify_service.restoring import Tier
 
 Progress = Callable[[str, float | None], None]
 
@@ -24,6 +28,8 @@ class Loaded:
     vocabulary: Vocabulary
     tokenizer: HasVocabulary | None = None
     """Whose map is told to those who ask; None: it is not told."""
+    tier: Tier | None = None
+    """Where its KV is stored outside this process; whoever takes it closes it."""
 
 
 def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
@@ -41,8 +47,32 @@ def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
     if settings.model == TOY:
         return _toy(settings)
     spec = ModelSpec(settings.model, settings.dtype, None, settings.device)
-    opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
-    return Loaded(opened.runner, opened.vocabulary, opened.tokenizer)
+    opened = open_model(
+        spec,
+        num_blocks=settings.pool,
+        context_len=settings.context_len,
+        on_progress=on_progress,
+        digest_weights=bool(settings.kv_tier_url),
+    )
+    tier = open_tier(settings, opened.runner, opened.weights)
+    return Loaded(opened.runner, opened.vocabulary, opened.tokenizer, tier)
+
+
+def open_tier(settings: VerifySettings, runner: ModelRunner, weights: bytes) -> Tier | None:
+    """Return the tier that the settings ask for, if they do; the server is not asked for anything yet.
+
+    Args:
+        settings: of the verifier.
+        runner: calibrated; a few passes are run.
+        weights: a digest of its weights.
+
+    Raises:
+        FailedPrecondition: a context shorter than one block.
+    """
+    if not settings.kv_tier_url:
+        return None
+    found = identify(runner, weights)
+    return Tier(BlockTier(found.identity, settings.tier), Speeds(found.prefill_s))
 
 
 def _toy(settings: VerifySettings) -> Loaded:
@@ -54,4 +84,6 @@ def _toy(settings: VerifySettings) -> Loaded:
         num_blocks=toy_blocks(settings.pool),
         delay_s=settings.toy_delay_s,
     )
-    return Loaded(runner, vocabulary(tokenizer), tokenizer)
+    # What decides the toy's rows, in place of weights.
+    weights = repr((settings.toy_seed, settings.toy_order, settings.toy_sharpness)).encode()
+    return Loaded(runner, vocabulary(tokenizer), tokenizer, open_tier(settings, runner, weights))

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from verify_service.engine import Engine
 from verify_service.servicer import VerifyServicer
+from verify_service.tier_metrics import tier_metrics
 
 DROPS = ("stale", "garbage", "duplicate", "gap", "parked_overflow", "parked_expired")
 """Totals of the engine that are messages dropped, rather than work done."""
@@ -52,3 +53,5 @@ class VerifyMetrics(Collector):
         yield GaugeMetricFamily("outrider_num_requests_running", "Sessions with KV in the pool", running)
         yield GaugeMetricFamily("outrider_num_requests_waiting", "Sessions without a place", engine.num_waiting)
         yield from engine.kv_gauges.collect()
+        if engine.restorer is not None:
+            yield from tier_metrics(engine.restorer)

@@ -3,11 +3,13 @@
 Decode and prompt passes are separate calls of the model, so that verdicts leave before any prompt is worked on.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.errors import Internal
+from outrider.ids import TokenClass
 from outrider.model.runner import ModelRunner, Rows
 from verify_service.driver import Driver
 from verify_service.reports import features_of
@@ -16,7 +18,7 @@ from verify_service.scheduler import Scheduler, Work
 from verify_service.sessions import Session
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Passes:
     """The model, and what is done with its rows."""
 
@@ -26,6 +28,8 @@ class Passes:
     driver: Driver
     counters: Counter[str]
     clock: Callable[[], float]
+    on_prompts: Callable[[int, float], None] = lambda _passes, _seconds: None
+    """Told how many prompt passes took how many seconds."""
 
     def decode(self) -> bool:
         """Run one decode pass; say whether there was one."""
@@ -50,7 +54,12 @@ class Passes:
     def fill(self, max_stretches: int) -> bool:
         """Compute missing KV; say whether any was missing."""
         works = self.scheduler.fill_work(max_stretches)
-        for work, rows in zip(works, self._forward(works), strict=False):
+        started_s = time.perf_counter()
+        outputs = self._forward(works)
+        if outputs and all(work.feed.token_class is TokenClass.PROMPT for work in works):
+            # A prompt pass costs the same however few of its rows are used.
+            self.on_prompts(len(works), time.perf_counter() - started_s)
+        for work, rows in zip(works, outputs, strict=False):
             self._finish(work, rows)
         self.counters["filled_tokens"] += sum(len(work.feed.token_ids) for work in works)
         return bool(works)

@@ -8,7 +8,7 @@ Invariant: between passes a slot holds exactly the blocks its length needs, all 
 cached and used blocks add up to the pool.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from outrider.model.kv import num_blocks_for
 from outrider.model.runner import KvSlot, ModelRunner
@@ -27,6 +27,8 @@ class Residence:
         """
         self._runner = runner
         self.prefix_reuse = prefix_reuse
+        self.on_leave: Callable[[Session, bool], None] = lambda _session, _keep: None
+        """Told of a session that is about to lose its slot, and whether what it has committed stays known."""
 
     @property
     def num_blocks(self) -> int:
@@ -62,6 +64,7 @@ class Residence:
 
     def move_out(self, session: Session, *, keep: bool) -> None:
         """Take a session's slot away; what it has committed stays known only if `keep`. Idempotent."""
+        self.on_leave(session, keep)
         slot, session.slot, session.filling = session.slot, None, False
         if slot is not None:
             self._runner.free_slot(slot, forget=not keep)

@@ -27,6 +27,8 @@ class Blocks:
         self.num_holders = 0
         """Slots that have blocks."""
         self._index = PrefixIndex()
+        self.on_known: Callable[[bytes], None] = lambda _key: None
+        """Told the key of each block that becomes known by being computed, not by being adopted."""
         self.set_roots("", classes_differ=True)
 
     @property
@@ -54,6 +56,11 @@ class Blocks:
     def root(self, *, by_class: bool) -> bytes:
         """Return where a slot's chain of keys begins."""
         return self._roots[by_class]
+
+    @property
+    def classes_differ(self) -> bool:
+        """Whether keys may cover classes."""
+        return self._classes_differ
 
     def num_users(self, block: int) -> int:
         """Return how many slots use a block."""
@@ -100,7 +107,35 @@ class Blocks:
 
     def enter(self, key: bytes, block: int) -> None:
         """Make a used block known by its content, unless another one is."""
-        self._index.enter(key, block)
+        if not self._index.has(block) and self._index.enter(key, block):
+            self.on_known(key)
+
+    def find(self, key: bytes) -> int | None:
+        """Return the block with this content, if there is one; takes no share in it."""
+        return self._index.find(key)
+
+    def adopt(self, key: bytes, parent: bytes | None, write: Callable[[int], None]) -> bool:
+        """Fill a block with content that was computed elsewhere and keep it as a cached one, unless it is known.
+
+        Args:
+            key: Of the content.
+            parent: Key of the block before it, beside which it is put if there is room.
+            write: Writes the content into the block it is given.
+
+        Returns:
+            Whether the content is known now; False if there is no room.
+        """
+        if self._index.find(key) is not None:
+            return True
+        if not self.num_free:
+            return False
+        block = self.take(self._index.find(parent) if parent is not None else None)
+        try:
+            write(block)
+            self._index.enter(key, block)
+        finally:
+            self.put([block])
+        return True
 
     def make_own(self, block: int) -> int:
         """Return a block with this block's content that only the caller uses and that is not known: itself or a copy.

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.ids import TokenClass
 from outrider.model.blocks import Blocks
 from outrider.model.prefix import chained_key
-from outrider.model.runner import BLOCK_LEN, KvSlot, PoolExhausted
+from outrider.model.runner import BLOCK_LEN, BlockLayout, KvSlot, PoolExhausted
 
 _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 
@@ -243,6 +243,35 @@ class KvCache:
         for pool in self.layers:
             blocks = pool.view(-1, BLOCK_LEN, *pool.shape[1:])
             blocks[target].copy_(blocks[source])
+
+    @property
+    def layout(self) -> BlockLayout:
+        """What one block's bytes are."""
+        first = self.layers[0]
+        values = sum(pool[0].numel() for pool in self.layers)
+        num_bytes = values * BLOCK_LEN * first.dtype.itemsize
+        return BlockLayout(str(first.dtype).removeprefix("torch."), len(self.layers), values, num_bytes)
+
+    def copy_out(self, block: int, into: memoryview) -> None:
+        """Write one block's bytes into a writable buffer of exactly their number."""
+        target, parts = torch.frombuffer(into, dtype=torch.uint8), self._bytes_of(block)
+        if target.device == parts[0].device:
+            torch.cat(parts, out=target)
+        else:
+            # Joined on the device first: one transfer instead of one per layer.
+            target.copy_(torch.cat(parts))
+
+    def copy_in(self, block: int, data: memoryview) -> None:
+        """Overwrite one block with bytes that `copy_out` gave."""
+        parts = self._bytes_of(block)
+        source = torch.frombuffer(data, dtype=torch.uint8).to(parts[0].device)
+        for part, held in zip(parts, torch.split(source, [len(part) for part in parts]), strict=True):
+            part.copy_(held)
+
+    def _bytes_of(self, block: int) -> list[Tensor]:
+        """Return a block's bytes in each layer, as views."""
+        rows = slice(block * BLOCK_LEN, (block + 1) * BLOCK_LEN)
+        return [pool[rows].reshape(-1).view(torch.uint8) for pool in self.layers]
 
     def read(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values [kv_heads, n, head_dim] of pool rows: a view for a slice, a copy for row numbers."""

@@ -13,6 +13,7 @@ from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyTokenizer, toy_blocks, toy_from_name
 from outrider.model.transformers_runner import TransformersRunner
 from outrider.model.vocabulary import vocabulary
+from outrider.model.weights import weights_digest
 
 
 class Tokenizer(Protocol):
@@ -45,6 +46,8 @@ class OpenedModel:
     tokenizer: Tokenizer
     vocabulary: Vocabulary
     end_token_ids: tuple[int, ...]
+    weights: bytes = b""
+    """A digest of the weights, if it was asked for; of a toy its name."""
 
 
 def open_model(
@@ -53,6 +56,7 @@ def open_model(
     num_blocks: int | KvBudget = 256,
     context_len: int = 0,
     on_progress: Progress = lambda *_: None,
+    digest_weights: bool = False,
 ) -> OpenedModel:
     """Open a model; blocks for seconds, longer the first time.
 
@@ -61,6 +65,7 @@ def open_model(
         num_blocks: Size of the KV pool in blocks of 64 tokens, or memory to fill with it.
         context_len: Most tokens of a session; 0 takes the model's own limit.
         on_progress: Told about stages: name, finished fraction or None.
+        digest_weights: Whether to compute a digest of the weights, which takes about a second per GiB.
 
     Raises:
         NotFound: No such model.
@@ -68,13 +73,16 @@ def open_model(
     """
     if spec.name == "toy" or spec.name.startswith("toy:"):
         toy = ToyTokenizer()
-        return OpenedModel(toy_from_name(spec.name, toy_blocks(num_blocks)), toy, vocabulary(toy), (toy.eos_token_id,))
+        runner = toy_from_name(spec.name, toy_blocks(num_blocks))
+        return OpenedModel(runner, toy, vocabulary(toy), (toy.eos_token_id,), spec.name.encode())
     model, tokenizer = load(spec, on_progress)
     ends = end_token_ids(model, tokenizer)
+    # Before the runner takes the model apart.
+    weights = weights_digest(model) if digest_weights else b""
     stock = StockCheck(model)
-    runner = TransformersRunner(model, name=spec.label, num_blocks=num_blocks, context_len=context_len)
+    served = TransformersRunner(model, name=spec.label, num_blocks=num_blocks, context_len=context_len)
     on_progress("checking the model", None)
-    stock.verify(runner)
-    calibrate(runner, cache_dir())
+    stock.verify(served)
+    calibrate(served, cache_dir())
     on_progress("checking the model", 1.0)
-    return OpenedModel(runner, cast(Tokenizer, tokenizer), vocabulary(tokenizer), ends)
+    return OpenedModel(served, cast(Tokenizer, tokenizer), vocabulary(tokenizer), ends, weights)

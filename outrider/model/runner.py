@@ -12,7 +12,7 @@ Invariants:
     - A block that several slots use, or that is known by its content, is never written to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -87,6 +87,59 @@ class KvUsage:
     """Blocks of all slots, counted once for every slot."""
     holders: int
     """Slots that have blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """What the bytes of one block of a pool are: the values of its tokens, layer by layer."""
+
+    dtype: str
+    num_layers: int
+    values_per_token: int
+    """Of all layers together."""
+    num_bytes: int
+    """Of one block."""
+
+
+class BlockAccess(Protocol):
+    """Blocks of a runner's pool as bytes, by the key of their content. Owned by the runner's thread."""
+
+    @property
+    def layout(self) -> BlockLayout:
+        """What one block's bytes are."""
+        ...
+
+    def keys(self, token_ids: Sequence[int], classes: Sequence[TokenClass]) -> list[bytes]:
+        """Return the keys of all full blocks of a text, by which slots know them.
+
+        Args:
+            token_ids: From position 0 on.
+            classes: Of each of them.
+        """
+        ...
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        """Copy a block out if it is still known; say whether it was.
+
+        Args:
+            key: Of its content.
+            into: Writable, of `layout.num_bytes`.
+        """
+        ...
+
+    def adopt(self, key: bytes, parent: bytes | None, data: memoryview) -> bool:
+        """Take a block in as a cached one, unless it is known; False if there is no room.
+
+        Args:
+            key: Of its content.
+            parent: Key of the block before it; the two are put side by side where there is room.
+            data: What `read` gave for the same key, on a runner of the same engine and weights; a writable buffer.
+        """
+        ...
+
+    def watch(self, on_known: Callable[[bytes], None]) -> None:
+        """Have `on_known` told the key of every block that becomes known by being computed; one watcher at a time."""
+        ...
 
 
 class KvSlot(Protocol):
@@ -175,6 +228,11 @@ class ModelRunner(Protocol):
     @property
     def kv_usage(self) -> KvUsage:
         """How the pool is used; may be read from another thread, where it is a moment old."""
+        ...
+
+    @property
+    def block_access(self) -> BlockAccess:
+        """The pool's blocks as bytes."""
         ...
 
     def new_slot(self, *, by_class: bool = True) -> KvSlot:

@@ -7,6 +7,7 @@ rollback, a token fed twice, a foreign block or one that somebody else has writt
 
 import hashlib
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +16,20 @@ from torch import Tensor
 
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
+from outrider.model.block_access import PoolAccess
 from outrider.model.kv import BlockPool, BlockSlot, block_slot, pool_rows
 from outrider.model.memory import KvBudget
-from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
+from outrider.model.runner import (
+    BLOCK_LEN,
+    BlockLayout,
+    Feed,
+    InvalidFeed,
+    KvSlot,
+    KvUsage,
+    ModelInfo,
+    Rows,
+    check_feeds,
+)
 
 TOKEN_BYTES = 8
 """What a toy remembers of a token."""
@@ -131,6 +143,16 @@ class ToyRunner:
         """How the pool is used."""
         return self._pool.usage
 
+    @property
+    def block_access(self) -> PoolAccess:
+        """The pool's blocks as bytes."""
+        return PoolAccess(self._pool, self)
+
+    @property
+    def layout(self) -> BlockLayout:
+        """What one block's bytes are: its token ids."""
+        return BlockLayout("int64", 1, 1, TOKEN_BYTES * BLOCK_LEN)
+
     def new_slot(self, *, by_class: bool = True) -> BlockSlot:
         """Return an empty slot."""
         return self._pool.new_slot(by_class=by_class)
@@ -145,6 +167,14 @@ class ToyRunner:
         """Copy what a block of the memory holds to another block."""
         held = self._memory[source * BLOCK_LEN : (source + 1) * BLOCK_LEN]
         self._memory[target * BLOCK_LEN : (target + 1) * BLOCK_LEN] = held
+
+    def copy_out(self, block: int, into: memoryview) -> None:
+        """Write a block's bytes into a buffer."""
+        into[:] = array("q", self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN]).tobytes()
+
+    def copy_in(self, block: int, data: memoryview) -> None:
+        """Overwrite a block with bytes that `copy_out` gave."""
+        self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN] = array("q", bytes(data))
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
+from outrider.model.block_access import PoolAccess
 from outrider.model.decoders import FusedModel, StockModel
 from outrider.model.fetching import Piece, Want, fetch
 from outrider.model.fused import can_fuse
@@ -119,6 +120,11 @@ class TransformersRunner:
     def kv_usage(self) -> KvUsage:
         """How the pool is used."""
         return self._pool.usage
+
+    @property
+    def block_access(self) -> PoolAccess:
+        """The pool's blocks as bytes."""
+        return PoolAccess(self._pool, self._kv)
 
     def set_classes(self, classes: RowClasses, fingerprint: str) -> None:
         """Use these shapes from now on; slots fed before must be fed again.

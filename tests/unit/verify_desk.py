@@ -71,11 +71,14 @@ class Desk:
     ) -> None:
         self.runner = runner or ToyRunner(ToyLanguage(VOCAB, seed=5))
         self.clock = Clock()
-        self.engine = Engine(self.runner, VOCAB, settings or EngineSettings(), self.clock)
+        self.engine = self.make_engine(settings or EngineSettings())
         self.tickets = count(1)
         self.to_worker: list[ProposeResponseMessage | OutriderError | None] = []
         self.takes_hints = takes_hints
         self.worker_ticket = self.join(feature_layers)
+
+    def make_engine(self, settings: EngineSettings) -> Engine:
+        return Engine(self.runner, VOCAB, settings, self.clock)
 
     def join(self, feature_layers: tuple[int, ...] = ()) -> Ticket:
         """Open the worker's stream, again if it is open."""
