@@ -17,7 +17,7 @@ class Identity:
     key: str
     ca: str
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """Return a service's settings of mutual TLS."""
         return {"tls_cert": self.cert, "tls_key": self.key, "tls_ca": self.ca}
 

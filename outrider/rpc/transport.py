@@ -21,6 +21,9 @@ PING_TIMEOUT_MS = 5_000
 CONNECT_TIMEOUT_MS = 3_000
 """How long one attempt to connect may take."""
 
+HANDSHAKE_TIMEOUT_MS = 20_000
+"""How long a new connection may take until it can be used; gRPC's own two minutes hold too much for the idle."""
+
 Options = list[tuple[str, int]]
 
 
@@ -43,6 +46,7 @@ def server_options(max_message_bytes: int) -> Options:
         *common_options(max_message_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         ("grpc.so_reuseport", 0),  # a second process on the same port must fail, not share it
     ]
 

@@ -1,26 +1,28 @@
 """TLS on every edge: the same text, foreign peers outside, and files that are replaced while sessions run."""
 
 import asyncio
+import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from draft_service.app import DraftApp
 from orchestrator.app import OrchestratorApp
 from orchestrator.channels import Channels
+from orchestrator.config import OrchestratorSettings
 from outrider.client import NO_RETRY, Client
 from outrider.errors import PermissionDenied, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyLanguage, ToyTokenizer
-from outrider.rpc import ClientTls, RpcServer, channel, client_tls, rpc_errors
+from outrider.process import run_service
+from outrider.rpc import ClientTls, RpcServer, channel, client_tls, rpc_errors, transport
 from outrider.sampling import greedy_token
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 from tests.authority import Authority, Identity
@@ -125,10 +127,7 @@ async def propose(address: str, tls: ClientTls, hello: verify_pb2.ProposeHello) 
         call = verify_pb2_grpc.VerifyServiceStub(to).Propose(timeout=10)
         with rpc_errors():
             await call.write(verify_pb2.ProposeRequest(hello=hello))
-            answer = await call.read()
-            if answer is grpc.aio.EOF:
-                await call  # raises the call's error
-        return answer
+            return await call.read()
 
 
 def hello_of(parts: Parts, worker_id: str) -> verify_pb2.ProposeHello:
@@ -269,6 +268,21 @@ async def test_tls_to_a_server_without_it_is_one_sentence(cluster: Cluster) -> N
         await describe_verifier(verifier.app.address, tls_of(ours, ours.ca))
 
 
+@pytest.mark.parametrize("tls", [True, False])
+async def test_a_connection_that_says_nothing_is_closed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_MS", 300)
+    settings = cluster.authority.issue("verifier", "127.0.0.1").settings() if tls else {}
+    verifier, _ = await cluster.bench.verifier(**settings)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(verifier.app.address.rpartition(":")[2]))
+    async with asyncio.timeout(5):
+        while await reader.read(1024):
+            pass  # plaintext servers greet
+    writer.close()
+    await writer.wait_closed()
+
+
 # --- one worker does not speak for another ------------------------------------------------------------------------
 
 
@@ -372,3 +386,31 @@ async def test_tls_beyond_this_machine_is_not_warned_of(cluster: Cluster, caplog
     )
     assert verifier.app.address.startswith("0.0.0.0:")
     assert not any("plaintext" in each for each in caplog.messages)
+
+
+# --- files that cannot be used ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root_logger() -> Iterator[None]:
+    """A service sets up logging for its whole process; give it back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("root_logger")
+@pytest.mark.parametrize(("key", "told"), [("", "a file, since"), ("gone.key", "No such file or directory")])
+async def test_a_service_whose_files_cannot_be_used_ends_with_status_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str, told: str
+) -> None:
+    identity = Authority(tmp_path).issue("orchestrator")
+    for name, value in {"CERT": identity.cert, "CA": identity.ca, "KEY": key}.items():
+        monkeypatch.setenv(f"OUTRIDER_ORCHESTRATOR_TLS_{name}", value)
+    capfd.readouterr()
+    assert await asyncio.to_thread(run_service, "orchestrator", OrchestratorSettings, OrchestratorApp) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "OUTRIDER_ORCHESTRATOR_TLS_KEY: " in line
+    assert told in line

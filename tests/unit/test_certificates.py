@@ -4,6 +4,7 @@ import logging
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_whole_files_are_read_with_the_names_and_the_end_of_the_certificate(auth
     ],
 )
 def test_half_of_the_settings_names_the_missing_one_and_the_one_that_is_set(
-    settings: dict[str, str], missing: str
+    settings: dict[str, Any], missing: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         VerifySettings(**settings).cluster_tls()
