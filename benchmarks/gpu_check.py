@@ -27,7 +27,7 @@ from benchmarks.results import facts_list, table, write
 from outrider.ids import TokenClass
 from outrider.model.decoders import PassOutput
 from outrider.model.loader import DTYPES
-from outrider.model.planning import PassShape
+from outrider.model.planning import Layout, PassShape
 from outrider.model.probe import ProbeReport, StockCheck, calibrate
 from outrider.model.recording import RecordedPasses
 from outrider.model.runner import Feed, KvSlot, prefill_plan
@@ -134,7 +134,7 @@ def _open(asked: argparse.Namespace, size: Size) -> tuple[TransformersRunner, fl
     model.requires_grad_(False).train(False)
     stock = StockCheck(model)
     blocks = 2 * max(32, size.num_sessions) * (size.timed_len // 64 + 2)
-    runner = TransformersRunner(model, name="random", num_blocks=blocks, recorded=True)
+    runner = TransformersRunner(model, name="random", num_blocks=blocks, layout=Layout.FIXED)
     return runner, stock.verify(runner)
 
 

@@ -6,8 +6,9 @@ form an *item*; items are stacked into one call, in which every item is a matrix
 than a row's s, and an item may be padded with further rows, only where `outrider.model.probe` found that neither
 matters. So neither neighbours, nor the number of rows of a run, nor the length of other sessions can reach a row.
 
-On a CPU the keys of a call are first copied side by side and made float32: its 16-bit kernels for a handful of queries
-are several times slower than that.
+On a CPU decode rows go another way, `outrider.model.row_attention`, where it can take them. Of what remains there, the
+keys of a call are first copied side by side and made float32: its 16-bit kernels for a handful of queries are several
+times slower than that.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from transformers import AttentionInterface
 
 from outrider.errors import FailedPrecondition
 from outrider.model.kv import KvCache
+from outrider.model.row_attention import Runs
 from outrider.model.runner import BLOCK_LEN
 
 ATTENTION_NAME = "outrider_block_pool"
@@ -104,6 +106,8 @@ class PassPlan:
     order: Tensor
     """[rows] int64: where each row's result lies in the groups' queries, laid end to end."""
     workspace: Workspace
+    runs: Runs | None = None
+    """The rows of a decode pass, where `outrider.model.row_attention` attends."""
     rotation: tuple[Tensor, Tensor] | None = None
     """Factors of the rotary embedding, made by the first fused layer of the pass."""
 
@@ -132,7 +136,10 @@ def attend(plan: PassPlan, layer: int, query: Tensor, key_value: Tensor, options
     Returns:
         [rows, kv_heads * group * head_dim]; rows of padding hold finite numbers without a meaning.
     """
-    plan.kv.layers[layer].index_copy_(0, plan.write_rows, key_value)
+    pool = plan.kv.layers[layer]
+    pool.index_copy_(0, plan.write_rows, key_value)
+    if plan.runs is not None:
+        return plan.runs.attend(query, pool, options.scale, options.window)
     outputs = [_attend_group(plan, group, layer, query, options) for group in plan.groups]
     if plan.groups[0].shape.direct:
         return outputs[0]

@@ -4,26 +4,39 @@ A pass is a shape (`PassShape`) and one list of integers: token ids, positions, 
 attention call and which pool blocks they read. The list goes to the device in one copy and is read there through views,
 so the same code serves a list that is new in every pass and a buffer that a recorded pass reads again and again.
 
-Two ways of planning, of which a runner uses one:
+Three ways of planning decode passes, of which a runner uses one:
 
-* *tight*, for a CPU: rows of similar length share a call, and calls are no larger than their rows need;
+* *runs*, for a CPU: `outrider.model.row_attention` takes every row as it is;
+* *tight*, where it cannot: rows of similar length share a call, and calls are no larger than their rows need;
 * *fixed*, for recorded passes: one call, whose size is one of few classes.
+
+Prompt passes are one call each.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import torch
 from torch import Tensor
 
 from outrider.model.attention import Group, GroupShape, PassPlan, Workspace
 from outrider.model.kv import BlockSlot, KvCache
+from outrider.model.row_attention import MAX_RUN, Runs, RunShape
 from outrider.model.runner import BLOCK_LEN
 
 MAX_KEYS = 1024
 """Most keys of a tight call of several items: what they are copied to should stay in a core's cache."""
 MAX_QUERIES = 4
 """Rows of a fixed call, padding included, as a multiple of its items' rows without it: more are cut into more items."""
+
+
+class Layout(Enum):
+    """How decode passes are planned; see the module's head."""
+
+    RUNS = auto()
+    TIGHT = auto()
+    FIXED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,8 @@ class PassShape:
     kept: int
     """Rows of the head product; 0 for a pass without one."""
     groups: tuple[GroupShape, ...]
+    runs: RunShape | None = None
+    """Of a pass that is laid out in runs and has no groups."""
 
 
 @dataclass(slots=True)
@@ -110,7 +125,7 @@ class Planner:
     classes: RowClasses
     spare_block: int
     """A pool block that nobody owns: padding is written there and reads from there."""
-    fixed: bool = False
+    layout: Layout = Layout.TIGHT
 
     def decode(self, rows: Sequence[Row]) -> tuple[PassShape, list[int]]:
         """Plan a decode pass.
@@ -124,10 +139,12 @@ class Planner:
         size = class_for(len(rows), self.classes.rows)
         wanted = [index for index, row in enumerate(rows) if row.wanted]
         kept = class_for(len(wanted), self.classes.rows) if wanted else 0
-        if self.fixed and kept:
+        if self.layout is Layout.FIXED and kept:
             kept = size
         numbers = _Numbers()
-        one_call = self.fixed and self.classes.items_mix and self.classes.spans_mix
+        if self.layout is Layout.RUNS:
+            return self._finish(rows, 0, PassShape(size, kept, (), self._add_runs(numbers, rows)), numbers)
+        one_call = self.layout is Layout.FIXED and self.classes.items_mix and self.classes.spans_mix
         for shape, items in self._fixed_groups(rows) if one_call else self._tight_groups(rows, size):
             self._add_group(numbers, shape, items)
         return self._finish(rows, 0, PassShape(size, kept, tuple(numbers.shapes)), numbers)
@@ -143,7 +160,7 @@ class Planner:
         """
         first = rows[0].position % BLOCK_LEN
         start = rows[0].position - first
-        widen = self.fixed and self.classes.spans_mix
+        widen = self.layout is Layout.FIXED and self.classes.spans_mix
         span = span_class(rows[0].span) if widen else rows[0].span
         shape = GroupShape(1, BLOCK_LEN, span, direct=True)
         kept = BLOCK_LEN if any(row.wanted for row in rows) else 0
@@ -208,6 +225,16 @@ class Planner:
             yield _Item(start, [row.position for row in rows[start:end]], head.slot, rows[end - 1].span)
             start = end
 
+    def _add_runs(self, numbers: _Numbers, rows: Sequence[Row]) -> RunShape:
+        """Append the tables of runs: first rows, counts, blocks."""
+        items = list(self._items(rows, MAX_RUN))
+        shape = RunShape(len(items), max(item.span for item in items) // BLOCK_LEN)
+        numbers.tail += [item.first for item in items] + [len(item.positions) for item in items]
+        for item in items:
+            own = item.slot.blocks[: item.span // BLOCK_LEN]
+            numbers.tail += own + [self.spare_block] * (shape.blocks - len(own))
+        return shape
+
     def _share_a_call(self, row: Row, other: Row) -> bool:
         return row.slot is other.slot and (self.classes.spans_mix or row.span == other.span)
 
@@ -246,7 +273,14 @@ def read(shape: PassShape, numbers: Tensor, kv: KvCache, workspace: Workspace) -
     for group in shape.groups:
         queries = group.items * group.tile
         sizes += [queries, queries, group.items * (group.span // BLOCK_LEN)]
+    runs = shape.runs
+    if runs is not None:
+        sizes += [runs.runs, runs.runs, runs.runs * runs.blocks]
     token_ids, positions, write, order, kept, *tail = torch.split(numbers, sizes)
+    if runs is not None:
+        first, count, blocks = (part.numpy() for part in tail)
+        table = Runs(first, count, blocks.reshape(runs.runs, runs.blocks), positions.numpy())
+        return PassInput(token_ids, positions, kept, PassPlan(kv, write, [], order, workspace, table))
     own = zip(shape.groups, tail[0::3], tail[1::3], tail[2::3], strict=True)
     groups = [Group(group, rows, at, blocks) for group, rows, at, blocks in own]
     return PassInput(token_ids, positions, kept, PassPlan(kv, write, groups, order, workspace))

@@ -23,14 +23,14 @@ from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
 from outrider.model.attention import AttentionOptions, Group, GroupShape, PassPlan, Workspace, attend
 from outrider.model.kv import KvCache
-from outrider.model.planning import RowClasses
+from outrider.model.planning import Layout, RowClasses
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
 from outrider.model.transformers_runner import TransformersRunner, kv_shapes
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
 
-ENGINE_VERSION = 4
+ENGINE_VERSION = 5
 """Part of the fingerprint; raised whenever a change of this package's operations may change the bits of a row."""
 
 _PROMPT_LEN = 40
@@ -84,7 +84,7 @@ def engine_key(runner: TransformersRunner) -> str:
     config = runner.model.config
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str | list)}
     return _digest([ENGINE_VERSION, _machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
-                    torch.get_num_threads(), runner.fused, runner.recorded, type(runner.model).__name__,
+                    torch.get_num_threads(), runner.fused, runner.layout.name, type(runner.model).__name__,
                     shape])  # fmt: skip
 
 
@@ -101,7 +101,9 @@ def _machine(runner: TransformersRunner) -> list[str]:
 
 def _find_classes(runner: TransformersRunner) -> RowClasses:
     """Probe attention, then row counts, then the prompt class; verify."""
-    tiles, items_mix, spans_mix = _probe_attention(runner)
+    # Rows that are attended to one by one know no tiles.
+    by_rows = runner.layout is Layout.RUNS
+    tiles, items_mix, spans_mix = (CANDIDATES, True, True) if by_rows else _probe_attention(runner)
     found = RowClasses((_FALLBACK,), tiles, items_mix, spans_mix)
     rows = _agreeing(lambda count: _rows_by(runner, replace(found, rows=(count,)), count))
     alone = RowClasses((_FALLBACK,), (_FALLBACK,), items_mix=False, spans_mix=False)

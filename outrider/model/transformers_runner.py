@@ -23,8 +23,9 @@ from outrider.model.fused import can_fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot
 from outrider.model.memory import KvBudget
 from outrider.model.packed import packed, unmap
-from outrider.model.planning import PassShape, Planner, Row, RowClasses
+from outrider.model.planning import Layout, PassShape, Planner, Row, RowClasses
 from outrider.model.recording import AnewPasses, Passes, RecordedPasses
+from outrider.model.row_attention import is_supported
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
 
 
@@ -39,7 +40,7 @@ class TransformersRunner:
         num_blocks: int | KvBudget = 256,
         context_len: int = 0,
         fused: bool = True,
-        recorded: bool | None = None,
+        layout: Layout | None = None,
     ) -> None:
         """Take over a model; its attention (and, fused, its layers) are replaced.
 
@@ -51,7 +52,7 @@ class TransformersRunner:
             num_blocks: Size of the KV pool in blocks of 64 tokens, or memory to fill with it.
             context_len: Most tokens of a slot; 0 takes the model's own limit.
             fused: Use fused layers where the model has some.
-            recorded: Plan passes in fixed shapes and run them from recordings; None does so for fused layers on a GPU.
+            layout: Of decode passes; FIXED ones are run from recordings. None takes what is fastest here.
 
         Raises:
             FailedPrecondition: The model cannot run over a block pool; names the feature. Or the memory is too small.
@@ -73,8 +74,9 @@ class TransformersRunner:
         # One block more than the pool gives away: padding is written there.
         self._kv = KvCache(shapes, num_blocks + 1, self._dtype, self._device)
         self._pool = BlockPool(num_blocks, self._kv.copy)
-        self.recorded = self.fused and self._device.type == "cuda" if recorded is None else recorded
-        self.passes: Passes = (RecordedPasses if self.recorded else AnewPasses)(decoder, self._kv, self._device)
+        self.layout = layout or _fastest_layout(model, self._dtype, self._device, fused=self.fused)
+        passes = RecordedPasses if self.layout is Layout.FIXED else AnewPasses
+        self.passes: Passes = passes(decoder, self._kv, self._device)
         self._classes = RowClasses()
         self._base_info = ModelInfo(
             name=name,
@@ -135,7 +137,7 @@ class TransformersRunner:
         """
         self._classes = classes
         # Recordings know nothing of classes: those of shapes that are not planned any more are just not used.
-        self._planner = Planner(classes, self._base_info.num_blocks, self.recorded)
+        self._planner = Planner(classes, self._base_info.num_blocks, self.layout)
         self._info = replace(
             self._base_info,
             row_classes=classes.rows,
@@ -226,6 +228,14 @@ class TransformersRunner:
         info = self._info
         hidden = torch.empty(0, info.hidden_size, dtype=self._dtype)
         return Piece(torch.empty(0, info.vocab_size), hidden, torch.empty(0, dtype=torch.int64))
+
+
+def _fastest_layout(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, *, fused: bool) -> Layout:
+    """Return how a model's decode passes are best planned."""
+    if fused and device.type == "cuda":
+        return Layout.FIXED
+    capped = bool(getattr(model.config, "attn_logit_softcapping", None))
+    return Layout.RUNS if is_supported(device, dtype) and not capped else Layout.TIGHT
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from outrider.ids import TokenClass
 from outrider.model.decoders import PassOutput
 from outrider.model.fetching import Want, fetch, likeliest, packed_bytes, unpacked
 from outrider.model.kv import BlockPool
-from outrider.model.planning import PassShape, Planner, Row, RowClasses, span_class
+from outrider.model.planning import Layout, PassShape, Planner, Row, RowClasses, span_class
 from outrider.model.probe import calibrate
 from outrider.model.recording import AnewPasses, RecordedPasses
 from outrider.model.runner import Feed, KvSlot, prefill_plan
@@ -33,8 +33,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def runner_of(dtype: torch.dtype, *, recorded: bool) -> TransformersRunner:
-    runner = TransformersRunner(random_model(dtype=dtype), name="tiny", num_blocks=96, recorded=recorded)
+def runner_of(dtype: torch.dtype, layout: Layout) -> TransformersRunner:
+    runner = TransformersRunner(random_model(dtype=dtype), name="tiny", num_blocks=96, layout=layout)
     calibrate(runner)
     return runner
 
@@ -47,13 +47,13 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(scope="module")
 def tight(dtype: torch.dtype) -> TransformersRunner:
     torch.set_num_threads(1)
-    return runner_of(dtype, recorded=False)
+    return runner_of(dtype, Layout.TIGHT)
 
 
 @pytest.fixture(scope="module")
 def recorded(dtype: torch.dtype) -> TransformersRunner:
     torch.set_num_threads(1)
-    return runner_of(dtype, recorded=True)
+    return runner_of(dtype, Layout.FIXED)
 
 
 def opened(runner: TransformersRunner, lengths: list[int]) -> list[KvSlot]:
@@ -145,7 +145,7 @@ def test_recorded_rows_equal_those_of_tight_passes(tight: TransformersRunner, re
 
 def test_one_call_of_a_class_computes_the_same_function(dtype: torch.dtype, tight: TransformersRunner) -> None:
     """Forced: whether bits agree too is for the probe to say, and on some CPUs they do not for every length."""
-    runner = runner_of(dtype, recorded=True)
+    runner = runner_of(dtype, Layout.FIXED)
     runner.set_classes(RowClasses(rows=(8, 32), tiles=(4, 8), items_mix=True, spans_mix=True), "")
     lengths = [5, 63, 200]
     found = grouped(runner, lengths, 12, random.Random(SEED))
@@ -245,7 +245,7 @@ def test_sessions_of_one_span_share_a_call_and_others_do_not_where_spans_may_not
 
 def test_fixed_passes_have_few_shapes() -> None:
     chooser = random.Random(SEED)
-    planner = Planner(RowClasses(rows=(2, 8, 32), tiles=(2, 8, 32)), 4096, fixed=True)
+    planner = Planner(RowClasses(rows=(2, 8, 32), tiles=(2, 8, 32)), 4096, Layout.FIXED)
     shapes = set()
     for _ in range(300):
         runs = [(chooser.randint(0, 500), chooser.randint(1, 5)) for _ in range(chooser.randint(1, 6))]
@@ -263,7 +263,7 @@ def test_classes_of_spans_rise_by_half_octaves() -> None:
 
 def test_a_shape_beyond_the_limit_runs_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.model.recording.MAX_RECORDINGS", 1)
-    runner = TransformersRunner(random_model(), name="tiny", num_blocks=8, recorded=True)
+    runner = TransformersRunner(random_model(), name="tiny", num_blocks=8, layout=Layout.FIXED)
     slot = runner.new_slot()
     for count in (1, 3, 6):
         runner.forward([Feed(slot, IDS[:count], DECODE, 1)])
