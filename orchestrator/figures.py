@@ -142,11 +142,14 @@ class Meter:
         """Return everything counted so far."""
         counts, tokens = self._counts, self._num_tokens
         statuses = self._drafted.values()
+        reported = sum(status.num_drafted for status in statuses)
+        # Reports come at intervals: what was tested since the last one was drafted too, and took as long per token.
+        num_drafted = max(counts["tested"], reported)
+        draft_s = sum(status.num_drafted * status.draft_s_per_token for status in statuses)
         return Figures(
             num_rounds=counts["rounds"],
             num_rollbacks=counts["rollbacks"],
-            # Reports come at intervals: what was tested since the last one was drafted too.
-            num_drafted=max(counts["tested"], sum(status.num_drafted for status in statuses)),
+            num_drafted=num_drafted,
             num_tested=counts["tested"],
             num_accepted=counts["accepted"],
             tested_per_position=tuple(self._tested),
@@ -157,7 +160,7 @@ class Meter:
             num_bonus=counts["bonus"],
             tokens_per_second=_ratio(tokens - 1, self._last_s - self._first_s),
             tokens_per_round=_ratio(tokens, counts["rounds"]),
-            draft_s=sum(status.num_drafted * status.draft_s_per_token for status in statuses),
+            draft_s=draft_s * _ratio(num_drafted, reported),
             network_s=self._times["network"],
             queue_s=self._times["queue"],
             verify_s=self._times["verify"],

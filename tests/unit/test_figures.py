@@ -111,6 +111,15 @@ def test_a_proposal_that_was_never_tested_is_drafted_and_not_rejected() -> None:
     assert figures.draft_s == pytest.approx(6.0)
 
 
+def test_what_was_tested_since_the_last_report_took_as_long_per_token() -> None:
+    meter = Meter(0.0)
+    meter.add_status(ONE, DraftStatus(num_drafted=4, draft_s_per_token=0.5))
+    meter.add_round(round_of(verdict("aaaaar", tested=6), 0, 6), 1.0)
+    figures = meter.figures(2.0)
+    assert figures.num_drafted == 6
+    assert figures.draft_s == pytest.approx(3.0)
+
+
 def test_the_block_rules_tests_beyond_the_accepted_ones_are_counted() -> None:
     committed = round_of(verdict("ar", tested=4, ends=True), 0, 2)
     assert (committed.num_tested, committed.num_accepted) == (4, 1)
