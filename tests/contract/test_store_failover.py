@@ -239,8 +239,7 @@ async def test_what_a_failover_lost_is_written_anew_by_the_lease_holder(kind: st
         await demote(master, replica, address)
         for loser in losers:
             async with loser as writer:
-                # Before the first renewal of the lease, which would open a connection more, to where the address leads.
-                await writer.write(3, within_s=2.5)
+                await writer.write(3)
             await assert_log(replica.url, writer)
             assert await store.read_state(writer.session_id) == writer.journal._state
         await assert_the_lost_grant_gives_way(store, contested)

@@ -16,6 +16,8 @@ PROMPT = (7, 0, 4_294_967_295)
 PROMPT_CLASSES = (TokenClass.PROMPT, TokenClass.PROMPT, TokenClass.DECODE)
 STATE = SessionState(model="toy", mode=Mode.GREEDY, prompt_len=3, max_tokens=10_000)
 VERIFIER = WorkerDescription(WorkerId("v1"), "verify", "unix:/v1", "toy", Vocabulary("ab" * 32, 100), 64)
+LONG_LEASE = Settings(lease_ttl_s=60.0)
+"""No renewal while a test runs, unless it asks for one: it would open connections, and find faults, of its own."""
 SHOWN = LogSlice(0, PROMPT, PROMPT_CLASSES, 3)
 """A log that holds the prompt alone."""
 
@@ -42,7 +44,7 @@ class Writer:
         job = Job(
             session_id, lease.fence, lease.owner, state, logged.token_ids, logged.classes, logged.kinds, VERIFIER, None
         )
-        self.journal = Journal(store, job, settings or Settings())
+        self.journal = Journal(store, job, settings or LONG_LEASE)
         self.token_ids = list(logged.token_ids)
         self.logged = len(logged.token_ids)
         self.session_id = session_id
