@@ -130,7 +130,7 @@ class OrchestratorApp:
             keys = KeyFile(Path(settings.key_file))
             await keys.load()
             sources.append(keys)
-        if settings.require_keys:
+        if settings.require_keys and settings.store_keys:
             sources.append(KeyStore(client))
         return Access(sources, self.metrics.refused, cache_s=settings.key_cache_s, grace_s=settings.key_grace_s)
 

@@ -28,6 +28,8 @@ class OrchestratorSettings(ServiceSettings):
     """Whether clients need an API key. If not, everybody may call, and sessions belong to whoever knows their name."""
     key_file: str = ""
     """File of records of keys, beside those in the store; only where `require_keys` is set."""
+    store_keys: bool = True
+    """Whether keys in the store are valid; if not, only those of `key_file`: who can write to the store makes none."""
     key_cache_s: float = Field(default=2.0, ge=0, le=60)
     """How long what is known of a key is believed; a revocation takes effect within that time."""
     key_grace_s: float = Field(default=60.0, ge=0, le=3600)
@@ -124,6 +126,14 @@ class OrchestratorSettings(ServiceSettings):
         if key_file and not info.data.get("require_keys"):
             raise ValueError("OUTRIDER_ORCHESTRATOR_REQUIRE_KEYS to be set too; without it no key is looked at")
         return key_file
+
+    @field_validator("store_keys")
+    @classmethod
+    def _some_source(cls, store_keys: bool, info: ValidationInfo) -> bool:
+        """Require that there are keys at all."""
+        if not store_keys and not info.data.get("key_file"):
+            raise ValueError("true, or OUTRIDER_ORCHESTRATOR_KEY_FILE to be set: there would be no key at all")
+        return store_keys
 
     @field_validator("window")
     @classmethod

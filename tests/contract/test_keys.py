@@ -40,10 +40,9 @@ async def test_a_key_is_found_by_its_id_with_its_limits_and_only_its_hash_is_kep
     await keys.create(record)
     assert await keys.find(record.key_id) == record
     assert belongs(key, record)
-    kept = await client.hgetall(f"{prefix}:{{keys}}:records")  # type: ignore[misc]
-    secret = key.rpartition("-")[2].encode()
+    kept = await client.hgetall(f"{prefix}:{{keys}}:records")
     assert list(kept) == [record.key_id.encode()]
-    assert secret not in b"".join(kept.values())
+    assert key[-43:] not in repr(kept)
 
 
 async def test_creating_again_is_the_same_and_another_record_with_the_id_is_refused(keys: KeyStore) -> None:
@@ -82,14 +81,14 @@ async def test_what_is_not_there_is_neither_found_nor_revoked(keys: KeyStore) ->
 
 
 async def test_requests_beyond_a_minutes_worth_are_refused_and_come_back_evenly(usage: Usage) -> None:
-    limits = KeyLimits(requests_per_minute=1200)  # one comes back in 50 ms
-    for _ in range(1200):
+    limits = KeyLimits(requests_per_minute=600)  # one comes back in 100 ms
+    for _ in range(600):
         await usage.request(KEY, limits)
     with pytest.raises(LimitReached) as refused:
-        for _ in range(1200):
+        for _ in range(600):
             await usage.request(KEY, limits)
     assert refused.value.limit == "requests_per_minute"
-    assert 0 < refused.value.retry_delay_s <= 0.05
+    assert 0 < refused.value.retry_delay_s <= 0.1
     await asyncio.sleep(refused.value.retry_delay_s + 0.01)
     await usage.request(KEY, limits)
 

@@ -75,3 +75,22 @@ def test_draft_addresses_without_verify_addresses_are_refused_and_both_are_named
 def test_draft_addresses_beside_verify_addresses_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(monkeypatch, DRAFT_ADDRESSES="a:1, b:2", VERIFY_ADDRESSES="c:3")
     assert (settings.draft_addresses, settings.verify_addresses) == (("a:1", "b:2"), ("c:3",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"KEY_FILE": "/keys"}, "KEY_FILE"),
+        ({"REQUIRE_KEYS": "true", "STORE_KEYS": "false"}, "STORE_KEYS"),
+        ({"KEY_CACHE_S": "3600"}, "KEY_CACHE_S"),
+        ({"MAX_REQUEST_BYTES": "1"}, "MAX_REQUEST_BYTES"),
+    ],
+)
+def test_settings_of_keys_that_would_protect_nothing_or_let_nobody_in_are_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], field: str
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(f"OUTRIDER_ORCHESTRATOR_{name}", value)
+    with pytest.raises(InvalidRequest) as refused:
+        OrchestratorSettings.load()
+    assert refused.value.field == f"OUTRIDER_ORCHESTRATOR_{field}"
