@@ -30,6 +30,9 @@ SPARSE_MASS = 0.995
 BAN_BIAS = -100.0
 """A bias this low or lower removes the token altogether."""
 
+UNSOUND = -1
+"""In place of a likeliest id: the row's largest value is not finite, so it is no output of a sound model."""
+
 _MIN_TEMPERATURE = 1e-30
 """Keeps logits / temperature finite in float32; far below it only ties of the largest logit have any mass."""
 _SORT_SHARE = 8
@@ -185,6 +188,26 @@ def greedy_token(row: Tensor) -> int:
     values = _as_numpy(row)
     # NumPy promises the first of equal maxima, torch does not; among NaNs it finds the first of them.
     return _finite(values, int(values.argmax()))
+
+
+def greedy_ids(logits: Tensor) -> Tensor:
+    """Return the id of the largest value of each row, the lowest where several are equal.
+
+    Args:
+        logits: [rows, vocab] on any device, on which the result is too.
+
+    Returns:
+        [rows] int64; `UNSOUND` for a row whose largest value is not finite.
+    """
+    # On a CPU argmax keeps the first; on a GPU it need not, so the lowest is asked for.
+    if logits.device.type == "cpu":
+        best = logits.argmax(-1)
+        largest = logits.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    else:
+        largest = logits.amax(-1)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        best = torch.where(logits == largest.unsqueeze(-1), ids, logits.shape[1]).amin(-1)
+    return torch.where(largest.isfinite(), best, UNSOUND)
 
 
 def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> int:

@@ -89,16 +89,17 @@ class Driver:
         except Exception as error:
             self.fail(session, error)
 
-    def judge(self, session: Session, test: Test, logits: Tensor | None) -> None:
+    def judge(self, session: Session, test: Test, rows: Tensor | None) -> None:
         """Decide a test and tell the chain.
 
         Args:
             session: whose chain handed it out.
             test: the test.
-            logits: [len(test.feed), vocab_size] of the pass; None if it needed none.
+            rows: [len(test.feed), vocab_size] logits of the pass, or [len(test.feed)] likeliest ids where the session
+                wants no more; None if it needed none.
         """
         self.counters["draft_row_mismatch"] += num_row_mismatches(session, test)
-        self.step(session, judge(session, test, rows_of(session, test, logits)))
+        self.step(session, judge(session, test, rows_of(session, test, rows)))
 
     def start_timer(self, session: Session, timer: StartTimer) -> None:
         """Start a chain's timer; that of a session without complete KV waits until it is ready."""

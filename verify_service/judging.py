@@ -5,22 +5,22 @@ from torch import Tensor
 
 from outrider.messages import TokenLogprobs
 from outrider.noise import Purpose, derive_key, word64
-from outrider.sampling import draw_from_counts, target_rows
+from outrider.sampling import UNSOUND, draw_from_counts, target_rows
 from outrider.verification import KeyedDraws
 from verify_service.events import Judged, Test
 from verify_service.sessions import Session
 
 
-def rows_of(session: Session, test: Test, logits: Tensor | None) -> Tensor:
+def rows_of(session: Session, test: Test, fed: Tensor | None) -> Tensor:
     """Return the rows to test on: the held row first, if the test wants it, then those of the fed tokens.
 
     Args:
         session: whose held row may be needed.
         test: says which rows belong to it.
-        logits: [len(test.feed), vocab_size] of the pass; None if nothing was fed.
+        fed: [len(test.feed), vocab_size] logits of the pass, or [len(test.feed)] likeliest ids; None without a pass.
 
     Returns:
-        [num_rows, vocab_size]; row i is the target's for the i-th token of the run.
+        [num_rows, vocab_size] or [num_rows]; row i is the target's for the i-th token of the run.
 
     Raises:
         ValueError: a held row is wanted and none is there, or there is no row at all.
@@ -30,9 +30,9 @@ def rows_of(session: Session, test: Test, logits: Tensor | None) -> Tensor:
         if session.held_row is None:
             raise ValueError("the chain holds a row that the engine does not have")
         held = session.held_row.unsqueeze(0)
-    if held is None and logits is None:
+    if held is None and fed is None:
         raise ValueError("a test without rows")
-    return torch.cat([rows for rows in (held, logits) if rows is not None])
+    return torch.cat([rows for rows in (held, fed) if rows is not None])
 
 
 def judge(session: Session, test: Test, rows: Tensor) -> Judged:
@@ -41,9 +41,9 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
     Args:
         session: whose chain handed out the test.
         test: the test.
-        rows: [num_rows, vocab_size], from `rows_of`.
+        rows: from `rows_of`.
     """
-    judged = _decide(session, test, rows)
+    judged = _compare(test, rows.tolist()) if session.best_below else _decide(session, test, rows)
     if judged.drawn is None and test.feed:
         # A copy, because a view would keep the whole pass's logits alive.
         session.held_row = rows[-1].clone()
@@ -65,6 +65,21 @@ def _decide(session: Session, test: Test, rows: Tensor) -> Judged:
         return Judged(0, 0, session.rule.draw(prepared[0], draws, test.base_len))
     judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
     return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+
+
+def _compare(test: Test, likeliest: list[int]) -> Judged:
+    """Decide as `GreedyRule` does, by the likeliest ids alone.
+
+    Raises:
+        ValueError: a row that matters is no output of a sound model.
+    """
+    tokens = test.token_ids
+    for index, own in enumerate(likeliest[: max(1, len(tokens))]):
+        if own == UNSOUND:
+            raise ValueError("the target's row has a largest logit that is not finite")
+        if index == len(tokens) or own != tokens[index]:
+            return Judged(index, min(index + 1, len(tokens)), own)
+    return Judged(len(tokens), len(tokens), None)
 
 
 def num_row_mismatches(session: Session, test: Test) -> int:

@@ -81,7 +81,7 @@ class Passes:
         session = work.session
         try:
             if work.test is not None:
-                self.driver.judge(session, work.test, rows.logits)
+                self.driver.judge(session, work.test, rows.logits if rows.best is None else rows.best)
             elif work.feed.slot.length == session.chain.kv_len:
                 session.filling = False
                 self.driver.make_ready(session)

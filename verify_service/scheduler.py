@@ -135,7 +135,8 @@ class Scheduler:
         slot = _slot_of(session)
         hidden = self._driver.workers.wants_features(session.chain.worker_id)
         self._driver.touched[session.ticket] = session
-        return Work(session, Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden), test, slot.length)
+        feed = Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden, session.best_below)
+        return Work(session, feed, test, slot.length)
 
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:
         hidden = self._driver.workers.wants_features(session.chain.worker_id)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.ids import TokenClass
+from outrider.ids import Mode, TokenClass
 from outrider.messages import DecodeOpen, ProposeMessage, TokenLogprobs
 from outrider.model.runner import BLOCK_LEN, KvSlot
 from outrider.sampling import History
@@ -49,11 +49,15 @@ class Session:
         self.history: History | None = None
         if opened.sampling.uses_history:
             self.history = History(opened.token_ids[: opened.prompt_len], opened.token_ids[opened.prompt_len :])
+        sampling = opened.sampling
+        bare = not sampling.uses_history and not sampling.logit_bias and opened.num_logprobs < 0
+        self.best_below = vocab_len if opened.mode is Mode.GREEDY and bare else 0
+        """If positive, the likeliest id below this says everything that the session wants to know of a row."""
         self.slot: KvSlot | None = None
         self.filling = False
         self.closed = False
         self.held_row: Tensor | None = None
-        """[vocab] logits of the held row; not None exactly while the chain holds one."""
+        """[vocab] logits of the held row, or its likeliest id; not None exactly while the chain holds one."""
         self.logprobs: list[TokenLogprobs] = []
         """Of the tokens that no verdict has named yet."""
         self.figures = PassFigures()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.model.decoders import PassOutput
+from outrider.sampling import greedy_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +48,11 @@ def fetch(output: PassOutput, wants: Sequence[Want]) -> list[Piece]:
     for want in wants:
         rows = slice(want.first, want.first + want.count)
         logits = output.logits[rows]
-        parts.append(likeliest(logits[:, : want.best_below]) if want.best_below else logits)
+        parts.append(greedy_ids(logits[:, : want.best_below]) if want.best_below else logits)
         if want.hidden:
             parts.append(output.hidden[rows])
     arrived = iter(_to_cpu(parts))
     return [_piece(want, arrived, output) for want in wants]
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """Return the id of the largest number of each row, of equal ones the lowest: [rows] int64.
-
-    On a CPU argmax keeps the first; on a GPU it need not, so the lowest is asked for.
-    """
-    if logits.device.type == "cpu":
-        return logits.argmax(-1)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    return torch.where(logits == logits.amax(-1, keepdim=True), ids, logits.shape[1]).amin(-1)
 
 
 def _piece(want: Want, arrived: Iterator[Tensor], output: PassOutput) -> Piece:

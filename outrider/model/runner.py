@@ -209,7 +209,7 @@ class Rows:
     hidden: Tensor | None = None
     """[num_rows, hidden_size], the last hidden state before the head, in the model's dtype; None unless asked for."""
     best: Tensor | None = None
-    """[num_rows] int64, the likeliest ids, of equal ones the lowest; None unless asked for."""
+    """[num_rows] int64, as `outrider.sampling.greedy_ids` returns; None unless asked for."""
 
 
 class ModelRunner(Protocol):

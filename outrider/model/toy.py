@@ -30,6 +30,7 @@ from outrider.model.runner import (
     Rows,
     check_feeds,
 )
+from outrider.sampling import greedy_ids
 
 TOKEN_BYTES = 8
 """What a toy remembers of a token."""
@@ -200,6 +201,8 @@ class ToyRunner:
         laws = [self._language.probs(text[:end]) for end in ends]
         logits = torch.stack(laws).log() if laws else torch.empty(0, self._info.vocab_size, dtype=torch.float64)
         hidden = torch.tensor([[float(end)] for end in ends]).reshape(-1, 1) if feed.want_hidden else None
+        if feed.best_below:
+            return Rows(logits[:0], hidden, greedy_ids(logits[:, : feed.best_below]))
         return Rows(logits, hidden)
 
     def _read(self, slot: BlockSlot) -> list[int]:

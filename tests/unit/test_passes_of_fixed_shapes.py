@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.gpu_check import main as gpu_check
 from outrider.ids import TokenClass
 from outrider.model.decoders import PassOutput
-from outrider.model.fetching import Want, fetch, likeliest, packed_bytes, unpacked
+from outrider.model.fetching import Want, fetch, packed_bytes, unpacked
 from outrider.model.kv import BlockPool
 from outrider.model.planning import Layout, PassShape, Planner, Row, RowClasses, span_class
 from outrider.model.probe import calibrate
@@ -185,11 +185,6 @@ def test_the_likeliest_id_alone_can_be_asked_for(tight: TransformersRunner) -> N
     assert len(nothing.best) == 0
     for each in (slot, other):
         tight.free_slot(each)
-
-
-def test_of_equal_logits_the_lowest_id_is_the_likeliest() -> None:
-    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0]])
-    assert likeliest(logits).tolist() == [1, 0]
 
 
 def test_what_is_packed_into_one_copy_comes_apart_again() -> None:

@@ -18,9 +18,11 @@ from outrider.noise import Purpose, derive_key, seed_key
 from outrider.sampling import (
     MAX_SPARSE_TOKENS,
     SPARSE_MASS,
+    UNSOUND,
     History,
     coupled_token,
     draw_from_counts,
+    greedy_ids,
     greedy_token,
     one_hot_row,
     probabilities,
@@ -402,3 +404,13 @@ def test_a_row_that_no_sound_model_gives_is_refused_in_greedy_mode(values: list[
 def test_a_row_that_no_sound_model_gives_is_refused_in_coupled_mode(values: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         coupled_token(torch.tensor(values), bytes(16), 0, 0)
+
+
+def test_the_likeliest_ids_of_many_rows_are_those_of_each() -> None:
+    bad = [float("nan"), float("inf")]
+    logits = torch.tensor(
+        [[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0], [1.0, bad[0], 5.0, 0.0], [1.0, bad[1], 5.0, 0.0]]
+    )
+    assert greedy_ids(logits).tolist() == [1, 0, UNSOUND, UNSOUND]
+    assert [greedy_token(row) for row in logits[:2]] == [1, 0]
+    assert greedy_ids(torch.full((1, 3), -torch.inf)).tolist() == [UNSOUND]

@@ -24,6 +24,7 @@ from outrider.messages import (
 )
 from outrider.model.runner import Feed, Rows
 from outrider.model.toy import ToyLanguage, ToyRunner
+from outrider.sampling import UNSOUND
 from tests.unit.verify_desk import KEY, OFF, VOCAB, WORKER, ClassesMatter, Client, Desk, Request, noisy_draft, twin
 from verify_service.engine import EngineSettings
 from verify_service.inbox import CloseSession, Drain, Malformed, Stop
@@ -728,6 +729,52 @@ def test_a_model_error_ends_the_sessions_of_that_pass_and_nobody_else() -> None:
     after = Client(desk, Request("after"))
     desk.run([waiting, after])
     assert waiting.output == after.output == twin(after.request)
+
+
+class Watched(ToyRunner):
+    """A toy that notes what is asked of it, and may give rows that are no numbers to the last feed of a pass."""
+
+    def __init__(self, language: ToyLanguage) -> None:
+        super().__init__(language)
+        self.asked: set[int] = set()
+        self.unsound = False
+
+    def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
+        self.asked |= {feed.best_below for feed in feeds if feed.num_rows}
+        outputs = super().forward(feeds)
+        best = outputs[-1].best
+        if self.unsound and best is not None:
+            outputs[-1].best = torch.full_like(best, UNSOUND)
+        return outputs
+
+
+@pytest.mark.parametrize("eager", [0.0, 0.7])
+def test_a_greedy_session_has_the_same_text_by_likeliest_ids_as_by_logits(eager: float) -> None:
+    bare, full = Watched(ToyLanguage(VOCAB, seed=5)), Watched(ToyLanguage(VOCAB, seed=5))
+    texts = []
+    for runner, num_logprobs in ((bare, -1), (full, 0)):
+        desk = Desk(runner)
+        client = Client(desk, Request(num_logprobs=num_logprobs, max_tokens=200), noisy_draft(0.5), eager=eager)
+        desk.run([client])
+        texts.append(client.output)
+    assert texts[0] == texts[1]
+    assert (bare.asked, full.asked) == ({VOCAB}, {0})
+
+
+def test_a_row_that_is_no_output_of_a_sound_model_ends_its_own_session_only() -> None:
+    runner = Watched(ToyLanguage(VOCAB, seed=5))
+    desk = Desk(runner)
+    clients = [Client(desk, Request(f"s{index}", max_tokens=5)) for index in range(2)]
+    runner.unsound = True
+    while not any(client.errors for client in clients):
+        desk.step()
+    runner.unsound = False
+    broken = next(client for client in clients if client.errors)
+    assert isinstance(broken.errors[0], Internal)
+    assert "not finite" in broken.errors[0].message
+    other = next(client for client in clients if client is not broken)
+    desk.run([other])
+    assert other.output == twin(other.request)
 
 
 class Forgetful(ToyRunner):

@@ -28,7 +28,7 @@ from outrider.model.kv import BlockSlot, pool_rows
 from outrider.model.runner import BLOCK_LEN, Feed, ModelRunner, Rows
 from outrider.model.toy import ToyLanguage, ToyRunner
 from outrider.noise import Purpose, derive_key, word64
-from outrider.sampling import coupled_token, draw_from_counts, greedy_token, sparse_row
+from outrider.sampling import coupled_token, draw_from_counts, greedy_ids, greedy_token, sparse_row
 from verify_service.engine import Engine, EngineSettings
 from verify_service.inbox import (
     CloseSession,
@@ -150,7 +150,7 @@ class ClassesMatter(ToyRunner):
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         starts = [feed.slot.length for feed in feeds]
-        outputs = super().forward(feeds)
+        outputs = super().forward([replace(feed, best_below=0) for feed in feeds])
         for feed, start, rows in zip(feeds, starts, outputs, strict=True):
             assert isinstance(feed.slot, BlockSlot)
             for row in pool_rows(feed.slot, start, feed.slot.length):
@@ -160,6 +160,7 @@ class ClassesMatter(ToyRunner):
                 end = feed.slot.length - feed.num_rows + at + 1
                 generator = torch.Generator().manual_seed(hash(tuple(known[:end])) % 2**31)
                 rows.logits[at] += torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+            rows.best = greedy_ids(rows.logits[:, : feed.best_below]) if feed.best_below else None
         return outputs
 
 
