@@ -63,6 +63,7 @@ class Bench:
 
     def __init__(self, store_url: str) -> None:
         self.store_url = store_url
+        self.verifiers: list[VerifyApp] = []
         self._exits = AsyncExitStack()
 
     async def __aenter__(self) -> "Bench":
@@ -73,6 +74,7 @@ class Bench:
 
     async def verifier(self, **settings: Any) -> tuple[Running, VerifyApp]:
         app = VerifyApp(VerifySettings(model="toy", **{**TOY, **settings}))
+        self.verifiers.append(app)
         return await self._run(app), app
 
     async def drafter(self, **settings: Any) -> tuple[Running, DraftApp]:

@@ -177,6 +177,7 @@ class Rogue(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, says: Says, faults: frozenset[str] = frozenset()) -> None:
         self.says, self.faults, self.address, self.sessions = says, faults, "", 0
         self.call: Any = None
+        self._turn = asyncio.Lock()  # sessions share the stream, which takes one write at a time
 
     async def Describe(self, request: Any, context: Any) -> draft_pb2.DraftServiceDescribeResponse:
         if "describe hangs" in self.faults and self.sessions:
@@ -209,8 +210,9 @@ class Rogue(draft_pb2_grpc.DraftServiceServicer):
                 await asyncio.sleep(3600)
             messages = self.says(session)
             session.sent += messages
-            for message in messages:
-                await propose.write(message)
+            async with self._turn:
+                for message in messages:
+                    await propose.write(message)
             if "draft ends with proposals under way" in self.faults and request.WhichOneof("message") == "commit":
                 await asyncio.sleep(0.05)  # a pass with them has begun
                 return
