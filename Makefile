@@ -96,6 +96,7 @@ bench: venv ## all speed tables, one after the other: make bench ARGS=--quick
 	$(BIN)/python -m benchmarks.load $(ARGS)
 	$(BIN)/python -m benchmarks.kinds $(ARGS)
 	$(BIN)/python -m benchmarks.network $(ARGS)
+	$(BIN)/python -m benchmarks.restore $(ARGS)
 	$(BIN)/python -m benchmarks.store $(ARGS)
 
 soak: venv ## half an hour at full load, with every text compared: make soak ARGS="--minutes 2 --model toy"
