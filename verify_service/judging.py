@@ -1,8 +1,11 @@
 """From logits to a decision: what a pass's rows say about a run, and the log-probabilities of what is committed."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from outrider.ids import Mode
 from outrider.messages import TokenLogprobs
 from outrider.noise import Purpose, derive_key, word64
 from outrider.sampling import UNSOUND, draw_from_counts, target_rows
@@ -57,14 +60,25 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
 
 
 def _decide(session: Session, test: Test, rows: Tensor) -> Judged:
-    opened, tokens = session.opened, test.token_ids
-    usable = rows[: max(1, len(tokens))]
-    prepared = target_rows(usable, opened.mode, opened.sampling, session.vocab_len, session.history, tokens)
-    draws = KeyedDraws(opened.key, test.epoch)
+    tokens, draws = test.token_ids, KeyedDraws(session.opened.key, test.epoch)
     if not tokens:
-        return Judged(0, 0, session.rule.draw(prepared[0], draws, test.base_len))
-    judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
-    return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+        return Judged(0, 0, session.rule.draw(_prepared(session, rows[:1])[0], draws, test.base_len))
+    if session.opened.mode is Mode.BLOCK or session.history is not None:
+        prepared = _prepared(session, rows[: len(tokens)], tokens)
+        judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
+        return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+    # Preparing a row of a large vocabulary costs up to a millisecond: those behind a rejection are spared it.
+    for index, token in enumerate(tokens):
+        row, draft_row = _prepared(session, rows[index : index + 1]), test.rows[index : index + 1]
+        judgement = session.rule.judge(row, (token,), draft_row, test.base_len + index, draws)
+        if judgement.replacement is not None:
+            return Judged(index, index + 1, judgement.replacement)
+    return Judged(len(tokens), len(tokens), None)
+
+
+def _prepared(session: Session, rows: Tensor, run: Sequence[int] = ()) -> Tensor:
+    opened = session.opened
+    return target_rows(rows, opened.mode, opened.sampling, session.vocab_len, session.history, run)
 
 
 def _compare(test: Test, likeliest: list[int]) -> Judged:
