@@ -48,6 +48,9 @@ REFUSED = (BusyLoadingError, ReadOnlyError, OutOfMemoryError, ClusterDownError, 
 REFUSED_WORDS = re.compile(r"^(BUSY|MISCONF|NOREPLICAS|UNKILLABLE)\b|-(OOM|READONLY|MISCONF|NOREPLICAS)\b")
 """Replies with the same meaning that redis-py has no class for; up to version 6 the word stands inside the reply."""
 
+LOST_TRANSPORT = "the handler is closed"
+"""What uvloop says of a transport whose connection is lost."""
+
 UNREACHED = (ConnectionError, TimeoutError, ClusterError, RedisClusterException, OSError)
 """The server is away: the script may have run or not."""
 
@@ -170,11 +173,19 @@ async def _heeding_cancellation(call: Awaitable[Any]) -> Any:
 
     redis-py writes through `asyncio.wait_for`, and that of Python 3.11 forgets a cancellation that arrives as the write
     is done: a heartbeat would never end. Source: https://github.com/python/cpython/issues/86296.
+
+    Raises:
+        ConnectionError: the connection was lost before anything was written to it. asyncio drops what is written then;
+            uvloop raises a RuntimeError, which redis-py passes on.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:
         return await call
+    except RuntimeError as error:
+        if LOST_TRANSPORT not in str(error):
+            raise
+        raise ConnectionError("the connection was lost as soon as it was made") from error
     finally:
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError

@@ -4,14 +4,18 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
+import struct
 import time
 from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 
 from outrider.errors import InvalidRequest, StoreUnavailable
 from outrider.ids import Mode, SessionId, TokenClass, WorkerId
@@ -174,3 +178,46 @@ async def test_a_full_server_is_unavailable_for_writes_and_keeps_what_it_has() -
 async def test_a_url_of_another_scheme_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"redis\+cluster"):
         open_client("http://localhost")
+
+
+def test_under_uvloop_a_connection_that_is_lost_before_it_is_used_is_an_outage() -> None:
+    """A server behind a proxy or a balancer takes connections and drops them while it is away."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        dropping = threads.submit(drop_connections, listener)
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        errors = uvloop.run(errors_of_reads(url, 40))
+        listener.shutdown(socket.SHUT_RDWR)
+        dropping.result(10.0)
+    assert len(errors) == 40
+    assert {type(error) for error in errors} == {StoreUnavailable}
+
+
+async def errors_of_reads(url: str, count: int) -> list[BaseException]:
+    """Return how reads of a store fail while the event loop is busy."""
+    client = open_client(url)
+    store = SessionStore(client, deadline_s=0.5)
+    busy = asyncio.create_task(occupy_loop())
+    results = await asyncio.gather(*(store.read_state(SESSION) for _ in range(count)), return_exceptions=True)
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+    await client.aclose()
+    return [result for result in results if isinstance(result, BaseException)]
+
+
+async def occupy_loop() -> None:
+    """Leave time for a connection to be lost between two steps of whoever opened it."""
+    while True:
+        time.sleep(0.002)  # noqa: ASYNC251  (the point)
+        await asyncio.sleep(0)
+
+
+def drop_connections(listener: socket.socket) -> None:
+    """Take every connection, and reset it a moment later, until the listener is shut."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        time.sleep(0.001)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
