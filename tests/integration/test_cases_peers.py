@@ -245,18 +245,12 @@ async def rogue_cluster(
     try:
         async with Bench(store_url) as bench:
             verifier, _ = await bench.verifier(toy_delay_s=toy_delay_s)
-            known: dict[str, Any] = {
-                "model": "toy",
-                "store_url": store_url,
-                "adaptive": False,
-                "max_patience_s": 0.2,
-                **settings,
-            }
+            known: dict[str, Any] = {"model": "toy", "store_url": store_url, "adaptive": False, "max_patience_s": 0.2}
             addresses: dict[str, Any] = {
                 "verify_addresses": (verifier.app.address,),
                 "draft_addresses": (rogue.address,),
             }
-            app = OrchestratorApp(OrchestratorSettings(**known, **addresses))
+            app = OrchestratorApp(OrchestratorSettings(**{**known, **settings}, **addresses))
             await bench._run(app)
             async with Client(app.address, timeout_s=60, retry=NO_RETRY) as client:
                 yield client, bench
