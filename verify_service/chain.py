@@ -83,6 +83,7 @@ class Chain:
         self._limit = -1
         self._header: ProposalHeader | None = None
         self._plain_until = 0
+        self._plain_since = self.epoch
         self._plain_due = False
         self._expiries = 0
         self._conduct = Conduct()
@@ -164,7 +165,7 @@ class Chain:
             return
         self._flush(out)
         self._forget_chain(out)
-        self.epoch = Epoch(event.generation)
+        self.epoch = self._plain_since = Epoch(event.generation)
         barred = self._conduct.is_quarantined(event.worker_id)
         self.worker_id = None if barred else event.worker_id or None
         self._expiries = self._plain_until = 0
@@ -209,6 +210,8 @@ class Chain:
         match fate_of(event.message, event.worker_id, self._standing()):
             case Fate.TAKEN:
                 self._take(event.message)
+            case Fate.PROLONGS:
+                self._prolong(event.message)
             case Fate.PARKED:
                 self._park(event, out)
             case Fate.STALE:
@@ -225,8 +228,14 @@ class Chain:
     def _standing(self) -> Standing:
         return Standing(
             self.epoch, self.worker_id, self.mode, self.vocab_len, self._max_gamma, self.chain_end, self._reported_len,
-            announced=self._header.count if self._header is not None else 0,
+            announced=self._header.count if self._header is not None else 0, plain_since=self._plain_since,
         )  # fmt: skip
+
+    def _prolong(self, message: ProposeMessage) -> None:
+        """Go on plain as long as a late pass says, unless something came after it."""
+        self._expiries = 0
+        if isinstance(message, Pass) and not self._waiting:
+            self._plain_until = max(self._plain_until, message.until_len)
 
     def _park(self, event: Arrived, out: list[Command]) -> None:
         if len(self._parked) < MAX_PARKED:
@@ -374,17 +383,19 @@ class Chain:
         cause = VerdictCause.TESTED
         if test.draw is TokenKind.PLAIN:
             cause = VerdictCause.PATIENCE if self._plain_due else VerdictCause.PLAIN
+        ended, row = self.epoch, self._plain_since
+        self._end_epoch(out)
+        if test.draw is TokenKind.PLAIN:
+            self._plain_since = row
         else:
             self._plain_until = 0
-        ended = self.epoch
-        self._end_epoch(out)
         self._report(ended, cause, out)
 
     # -- epochs and reports ----------------------------------------------------------------------------------------
 
     def _end_epoch(self, out: list[Command]) -> None:
         self._forget_chain(out)
-        self.epoch = self.epoch.next_round()
+        self.epoch = self._plain_since = self.epoch.next_round()
 
     def _forget_chain(self, out: list[Command]) -> None:
         if self._waiting:

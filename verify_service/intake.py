@@ -21,6 +21,8 @@ class Fate(Enum):
 
     TAKEN = auto()
     """It continues the chain."""
+    PROLONGS = auto()
+    """A pass of an epoch that ended in a plain token, as all since did: its drafter still has nothing."""
     PARKED = auto()
     """Its generation has not been announced yet."""
     STALE = auto()
@@ -49,14 +51,18 @@ class Standing:
     """Committed length that the drafter can have been told."""
     announced: int
     """Tokens that a header has announced; 0: none."""
+    plain_since: Epoch
+    """First epoch of the unbroken row of epochs that ended in plain tokens, the present one included."""
 
 
 def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) -> Fate:
     """Sort a message by its epoch, then by its form, then by its place in the chain."""
     if message.epoch.generation > standing.epoch.generation:
         return Fate.PARKED
-    if message.epoch < standing.epoch or worker_id != standing.worker_id:
+    if worker_id != standing.worker_id:
         return Fate.STALE
+    if message.epoch < standing.epoch:
+        return Fate.PROLONGS if _prolongs(message, standing) else Fate.STALE
     if message.epoch > standing.epoch or not _is_sound(message, standing):
         return Fate.GARBAGE
     if message.base_len < standing.chain_end:
@@ -64,6 +70,15 @@ def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) ->
     if message.base_len > standing.chain_end or not _fits_header(message, standing):
         return Fate.GAP
     return Fate.TAKEN
+
+
+def _prolongs(message: ProposeMessage, standing: Standing) -> bool:
+    """Whether a late message says of committed text alone that nothing will come for a while.
+
+    A drafter learns of a plain token a round trip after the verifier has gone on. Were its answer worth nothing by
+    then, text that it can do nothing with would wait for it again and again.
+    """
+    return isinstance(message, Pass) and message.epoch >= standing.plain_since and not standing.announced
 
 
 def _is_sound(message: ProposeMessage, standing: Standing) -> bool:

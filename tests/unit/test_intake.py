@@ -33,6 +33,7 @@ from tests.unit.chain_steps import (
     scheduled,
     with_rows,
 )
+from verify_service.chain import Chain
 from verify_service.conduct import MAX_GARBAGE
 from verify_service.events import (
     Report,
@@ -49,6 +50,64 @@ def test_a_message_of_an_ended_epoch_or_of_another_worker_is_stale() -> None:
     assert counts(arrive(chain, proposal(4, (5,)))) == ["stale"]
     assert counts(arrive(chain, proposal(4, (5,), at=epoch(1)), OTHER)) == ["stale"]
     assert chain.chain_end == 4
+
+
+def passed(base: int, until: int, round_: int) -> Pass:
+    return Pass(SESSION, epoch(round_), base, until)
+
+
+def plain_chain(num_plain: int) -> Chain:
+    """Return a chain whose drafter had nothing for so many tokens, and whose verifier waits for it now."""
+    chain = opened()
+    arrive(chain, passed(4, 4 + num_plain, 0))
+    for _ in range(num_plain):
+        scheduled(chain)
+        judge(chain, 0, 9)
+    assert chain.awaits_drafter
+    return chain
+
+
+def test_a_pass_that_comes_behind_plain_tokens_prolongs_decoding_plain() -> None:
+    chain = plain_chain(3)
+    assert counts(arrive(chain, passed(6, 9, 2))) == []
+    for _ in range(2):
+        assert not chain.awaits_drafter
+        assert scheduled(chain).draw is TokenKind.PLAIN
+        judge(chain, 0, 9)
+    assert chain.awaits_drafter
+    assert chain.committed_len == 9
+
+
+def test_a_late_pass_never_shortens_and_none_of_another_worker_or_older_row_counts() -> None:
+    chain = plain_chain(2)
+    arrive(chain, passed(5, 20, 1))
+    arrive(chain, passed(5, 7, 1))
+    assert counts(arrive(chain, passed(5, 40, 1), OTHER)) == ["stale"]
+    for _ in range(14):
+        scheduled(chain)
+        judge(chain, 0, 9)
+    assert chain.awaits_drafter
+    chain.step(StreamBroken(WORKER))
+    assert counts(arrive(chain, passed(20, 40, 16))) == ["stale"]
+    assert chain.awaits_drafter
+
+
+def test_a_pass_of_before_a_rejection_is_stale() -> None:
+    chain = opened()
+    arrive(chain, proposal(4, (5,)))
+    scheduled(chain)
+    judge(chain, 0, 9)
+    assert counts(arrive(chain, passed(5, 9, 0))) == ["stale"]
+    assert chain.awaits_drafter
+
+
+def test_a_late_pass_behind_a_proposal_changes_nothing() -> None:
+    chain = plain_chain(1)
+    arrive(chain, proposal(5, (6,), seen=5, at=epoch(1)))
+    arrive(chain, passed(4, 30, 0))
+    scheduled(chain)
+    judge(chain, 1)
+    assert chain.awaits_drafter
 
 
 def test_a_duplicate_changes_nothing() -> None:
