@@ -64,7 +64,7 @@ def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
     spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
     drafter = CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse)
-    return Loaded(drafter, opened.vocabulary, tokenizer=opened.tokenizer)
+    return Loaded(drafter, opened.vocabulary, opened.runner, opened.tokenizer)
 
 
 def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
