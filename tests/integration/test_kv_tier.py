@@ -7,6 +7,7 @@ from prometheus_client import generate_latest
 
 from outrider.errors import InvalidRequest
 from outrider.ids import TokenClass
+from outrider.messages import DecodeOpen
 from outrider.store.embedded import EmbeddedServer
 from tests.integration.verify_bench import connected, control, expected_text, undrafted, verifier
 from verify_service.app import VerifyApp
@@ -18,14 +19,13 @@ SLOW = {"toy_delay_s": 0.01}
 """Passes that take longer than a load."""
 
 
-def long_session(length: int) -> dict[str, object]:
+def long_session(length: int) -> DecodeOpen:
     """A session whose log has so many tokens, some of them answered."""
     text = [*PROMPT, *expected_text(PROMPT, NUM_NEW)][:length]
     classes = [TokenClass.PROMPT] * (len(PROMPT) - 1) + [TokenClass.DECODE] * (length - len(PROMPT) + 1)
-    return {
-        "token_ids": tuple(text), "classes": tuple(classes), "prompt_len": len(PROMPT),
-        "commit_limit": len(PROMPT) + NUM_NEW,
-    }  # fmt: skip
+    return undrafted(
+        token_ids=tuple(text), classes=tuple(classes), prompt_len=len(PROMPT), commit_limit=len(PROMPT) + NUM_NEW
+    )
 
 
 def metric(app: VerifyApp, line: str) -> float:
@@ -34,13 +34,13 @@ def metric(app: VerifyApp, line: str) -> float:
 
 
 async def finish(app: VerifyApp, length: int) -> list[int]:
-    async with connected(app) as stub, control(stub, undrafted(**long_session(length))) as session:
+    async with connected(app) as stub, control(stub, long_session(length)) as session:
         return await session.finish()
 
 
 async def test_a_session_goes_on_at_a_verifier_that_has_never_seen_it(valkey_url: str, tmp_path: Path) -> None:
     async with EmbeddedServer() as server:
-        tier = {"kv_tier_url": server.url, **SLOW}
+        tier: dict[str, object] = {"kv_tier_url": server.url, **SLOW}
         async with verifier(**tier) as first:
             text = await finish(first, len(PROMPT))
             assert first.describe().attributes["kv_tier"]

@@ -356,21 +356,17 @@ async def test_a_frozen_server_delays_a_session_by_the_deadline_at_most_and_then
         first.die()
         second = toys.verifier(url=own.url, deadline_s=0.2)
         os.kill(own.pid, signal.SIGSTOP)
+        waited = 0.0
         try:
-            times = []
-            for at in range(5):
-                started_s = time.monotonic()
-                text = play_out(second, greedy(session_id=f"s{at}", prompt=(*PROMPT[:-1], at))).output
-                times.append(time.monotonic() - started_s)
-                assert len(text) == 120
-                second.engine.counters.clear()
-            assert times[0] > 0.2
-            assert sum(times) < 2.0
-            assert min(times) < 0.2
+            started_s = time.monotonic()
+            for at in range(8):
+                assert len(play_out(second, greedy(session_id=f"s{at}", prompt=(*PROMPT[:-1], at))).output) == 120
+                waited = waited or time.monotonic() - started_s
             assert second.tier.blocks.in_flight_bytes <= second.tier.blocks.settings.in_flight_bytes
         finally:
             os.kill(own.pid, signal.SIGCONT)
-        assert second.count("skipped", "deadline") >= 1
+        assert waited > 0.2, "the first one waited for the deadline"
+        assert 1 <= second.count("skipped", "deadline") <= 3, "then the tier was known to be slow, or left alone"
         assert play_out(second, greedy(session_id="last")).output == client.output
 
 
