@@ -206,10 +206,14 @@ class Window:
         return same_text and reaches
 
     def _overrule(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
-        """The commit holds; what the verifier has of this epoch's chain is nobody's, so the epoch is sat out."""
+        """The commit holds; what the verifier has of this epoch's chain is nobody's, so the epoch is sat out.
+
+        Saying so ends the verifier's waiting, be it for a header or for a body that will not come.
+        """
         out.append(Count("overruled_hint"))
         self._follow(commit, fresh, out)
-        self._passed = self._misled = True
+        self._misled = True
+        self._pass(len(self.ids) + 1, out)
 
     def _follow(self, commit: DraftCommit, fresh: Sequence[int], out: list[Command]) -> None:
         """Restart where a commit says."""

@@ -6,7 +6,7 @@ from draft_service.events import AskFrom, Count, Drawn, Planned, Rewind, Schedul
 from draft_service.window import Window
 from outrider.errors import ProtocolError
 from outrider.ids import Mode
-from outrider.messages import Proposal, RollbackHint, Speculation
+from outrider.messages import Pass, Proposal, RollbackHint, Speculation
 from tests.unit.test_window import OFF, PIPELINED, PROMPT, SESSION, begin, commit, epoch, opened, propose
 
 SEQUENTIAL = Speculation(gamma=2, restart_gamma=2, window=2)
@@ -158,7 +158,8 @@ def test_a_hint_ends_a_silence() -> None:
 )
 def test_a_commit_overrules_a_hint_and_no_other_hint_is_taken(told: tuple[tuple[int, ...], int], mode: Mode) -> None:
     window, (ids, round_) = hinted(), told
-    assert window.step(commit(4, ids, round_))[0] == OVERRULED
+    first, *_, last = window.step(commit(4, ids, round_))
+    assert (first, last) == (OVERRULED, Send(Pass(SESSION, epoch(round_), 4 + len(ids), 5 + len(ids))))
     assert (tuple(window.ids), window.epoch) == (PROMPT + ids, epoch(round_))
     assert not window.wants_time, "what the verifier has of this epoch's chain is not known"
     assert window.step(hint(len(window.ids), 3, round_ + 1)) == [ODD]
