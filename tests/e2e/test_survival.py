@@ -208,16 +208,16 @@ async def test_after_an_orchestrator_was_killed_another_goes_on_with_no_token_tw
 
 async def test_told_to_stop_every_service_ends_with_status_0_and_generations_go_on(toys: Toys) -> None:
     """The last test of the run that needs the cluster: what ends here is not replaced."""
-    first = toys.running("orchestrate")[0]
-    client = await toys.client(first)
-    async with followed(client, max_tokens=700) as both:
+    first, second = toys.running("orchestrate")
+    addresses = [await toys.address(name) for name in (first, second)]
+    async with Client(addresses, timeout_s=100) as client, followed(client, max_tokens=700) as both:
         busiest = max(toys.running("verify"), key=lambda name: toys.metric(name, "outrider_num_requests_running"))
         leaving = [busiest, toys.running("draft")[0], first]
         # Ending an interpreter with these libraries takes a while beyond the grace on a busy machine.
         stopping = [asyncio.create_task(toys.cluster.services[name].stop(GRACE_S + 30)) for name in leaving]
         await asyncio.sleep(0.3)
         with pytest.raises(Unavailable):
-            await hear(client, ask())
+            await hear(await toys.client(first), ask())
         for each in both:
             heard = await each.end()
             assert heard.finished.usage.completion_tokens == 700
