@@ -228,7 +228,7 @@ class Driver:
             case ChooseVerifier():
                 self._help(self._search.verifier(command.exclude))
             case AppendLog():
-                self._journal.append(command.token_ids, command.kinds)
+                self._journal.append(command.token_ids, command.kinds, command.logprobs)
             case Emit():
                 self._emit(command.chunk)
             case Count():

@@ -212,6 +212,8 @@ class AppendLog:
     start: int
     token_ids: tuple[int, ...]
     kinds: tuple[TokenKind, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Kept beside the log, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.job import Job, Settings
 from outrider.errors import NotFound, StoreError, StoreUnavailable
 from outrider.ids import FinishReason, TokenClass, TokenKind, WorkerId
+from outrider.messages import TokenLogprobs
 from outrider.store.errors import Fenced, LogGap, SessionNotFound
 from outrider.store.records import KvLocation, Lease, LogSlice, SessionStatus
 from outrider.store.sessions import SessionStore
@@ -41,11 +42,17 @@ class Journal:
         self._token_ids, self._classes = list(job.token_ids), list(job.classes)
         self._kinds = bytearray(job.kinds or bytes(len(job.token_ids)))
         self._logged = len(job.token_ids)
+        self._logprobs: list[TokenLogprobs] = []
+        self._first = len(job.token_ids)
+        """Position of the first token whose log-probabilities are in the mirror."""
         self._more = asyncio.Event()
         self._located: KvLocation | None = None
 
-    def append(self, token_ids: Sequence[int], kinds: Sequence[TokenKind]) -> None:
+    def append(
+        self, token_ids: Sequence[int], kinds: Sequence[TokenKind], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> None:
         """Add generated tokens to the mirror; they are written in the background."""
+        self._logprobs.extend(logprobs)
         self._token_ids.extend(token_ids)
         self._classes.extend([TokenClass.DECODE] * len(token_ids))
         self._kinds.extend(kinds or bytes(len(token_ids)))
@@ -93,10 +100,22 @@ class Journal:
         """Append what follows the known end, into a session written anew if that is lost; return the log's length."""
         start = self._logged
         rest = self._token_ids[start:], self._classes[start:], bytes(self._kinds[start:])
+        await self._put_logprobs(max(0, start - self._first))  # the mirror may grow meanwhile: after `rest` is taken
         try:
             return await self._store.append(self._session_id, self._fence, start, *rest)
         except (Fenced, SessionNotFound) as error:
             return await self._restore(error)
+
+    async def _put_logprobs(self, start: int) -> None:
+        """Write log-probabilities from the mirror's `start` on, which must be there before their tokens are logged."""
+        rest = self._logprobs[start:]
+        if rest:
+            at = self._first + start - self._state.prompt_len
+            try:
+                await self._store.put_logprobs(self._session_id, self._fence, at, rest, self._state.num_logprobs)
+            except (Fenced, SessionNotFound) as error:
+                await self._restore(error)
+                await self._store.put_logprobs(self._session_id, self._fence, at, rest, self._state.num_logprobs)
 
     async def _restore(self, error: Fenced | LogGap | SessionNotFound) -> int:
         """Write the session anew after a failover that lost it, its last turn or our lease; return the log's length.

@@ -18,6 +18,7 @@ from orchestrator.job import Job, Tools
 from orchestrator.language import Language
 from orchestrator.placement import Room, Wanted
 from orchestrator.quotas import Ticket
+from orchestrator.replaying import can_redraw, check_position, replay, told
 from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
 from orchestrator.text import Detokenizer
 from outrider.errors import DataLoss, InvalidRequest, OutriderError, Unavailable
@@ -32,8 +33,8 @@ from outrider.generation import (
     TextPrompt,
     Usage,
 )
-from outrider.ids import FinishReason, SessionId, TokenClass, TokenKind, WorkerId
-from outrider.messages import WorkerDescription
+from outrider.ids import FinishReason, SessionId, TokenClass, WorkerId
+from outrider.messages import TokenLogprobs, WorkerDescription
 from outrider.store.errors import SessionNotFound
 from outrider.store.records import NO_WORKER, Lease, LogSlice, SessionState, SessionStatus
 
@@ -172,7 +173,7 @@ class Opening:
     async def resume(self, asked: ResumeFrom, started_s: float, ticket: Ticket) -> Opened | Over:
         """Take a session over and go on from its log.
 
-        What the log holds from the position on is told again, its text derived again; log-probabilities are not.
+        What the log holds from the position on is told again, its text derived again.
 
         Args:
             asked: the session, and from where on.
@@ -191,15 +192,15 @@ class Opening:
         async with self._lease(asked.session_id, force=True) as lease:
             store = self._tools.store
             state, logged = await asyncio.gather(store.read_state(asked.session_id), store.read_log(asked.session_id))
-            _check_position(asked.next_position, state)
+            check_position(asked.next_position, state)
             commit = self._commit(state, logged.token_ids[: state.prompt_len], asked.next_position)
-            outcome = _replay(commit, state, logged)
+            outcome = replay(commit, state, logged, await self._logprobs(asked.session_id, state))
             seen = visible(outcome.chunk, asked.next_position)
             if state.status is SessionStatus.FINISHED or outcome.finish is not None:
                 return await self._over(asked.session_id, lease, state, outcome, seen)
             resident = await self._resident(asked.session_id, state)
             verifier = await self._verifier_again(asked.session_id, state, resident)
-            if asked.next_position > logged.length and not _can_redraw(state, verifier):
+            if asked.next_position > logged.length and not can_redraw(state, verifier):
                 raise DataLoss(
                     f"the log of session {asked.session_id} ends at {logged.length}: what was shown from there to "
                     f"{asked.next_position} is lost, and would be drawn differently"
@@ -207,8 +208,8 @@ class Opening:
             await ticket.reserve(0, logged.length, state.prompt_len + state.max_tokens)
             state, drafter, off_reason = await self._with_drafter(state, logged.length, verifier, resident)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
-            told = (*self._refusal(found), *(() if seen is None else (_told(seen, state),)))
-            return Opened(found.job(next_position=asked.next_position, told=told, started_s=started_s), commit)
+            greeting = (*self._refusal(found), *(() if seen is None else (told(seen, state),)))
+            return Opened(found.job(next_position=asked.next_position, told=greeting, started_s=started_s), commit)
 
     async def _over(
         self, session_id: SessionId, lease: Lease, state: SessionState, outcome: Outcome, seen: Chunk | None
@@ -221,7 +222,7 @@ class Opening:
         usage = Usage(state.prompt_len, len(outcome.chunk.token_ids))
         started = Started(session_id, state.prompt_len, state.mode, await self._exactness_of(state), state.model)
         finished = Finished(reason, outcome.matched, usage)
-        return Over((started, finished) if seen is None else (started, _told(seen, state), finished))
+        return Over((started, finished) if seen is None else (started, told(seen, state), finished))
 
     async def _exactness_of(self, state: SessionState) -> str:
         """Return what the verifier of a finished generation promises; nothing more than needed if it is gone."""
@@ -291,6 +292,12 @@ class Opening:
             )
         except InvalidRequest as error:
             raise Unavailable(f"no verifier can hold session {session_id} to its end: {error}") from error
+
+    async def _logprobs(self, session_id: SessionId, state: SessionState) -> Sequence[TokenLogprobs]:
+        """Return the log-probabilities that were told so far, if any were asked for."""
+        if state.num_logprobs < 0:
+            return ()
+        return await self._tools.store.read_logprobs(session_id, state.num_logprobs)
 
     async def _resident(self, session_id: SessionId, state: SessionState) -> dict[WorkerId, int]:
         """Return which worker holds how many tokens of a session's KV.
@@ -377,27 +384,3 @@ class _Found:
 def _prompt_classes(length: int) -> tuple[TokenClass, ...]:
     """Return the classes of a turn's prompt: its last token goes through the model with the first run that follows."""
     return (*(TokenClass.PROMPT,) * (length - 1), *(TokenClass.DECODE,) * min(length, 1))
-
-
-def _check_position(position: int, state: SessionState) -> None:
-    final_len = state.prompt_len + state.max_tokens
-    if not state.prompt_len <= position <= final_len:
-        raise InvalidRequest("next_position", position, f"an integer in {state.prompt_len} .. {final_len}")
-
-
-def _replay(commit: Commit, state: SessionState, logged: LogSlice) -> Outcome:
-    """Give the committer what the log holds of the generation."""
-    token_ids = logged.token_ids[state.prompt_len :]
-    raw = logged.kinds[state.prompt_len :]
-    kinds = tuple(map(TokenKind, raw)) if raw and all(raw) else ()
-    return commit.take(state.prompt_len, token_ids, kinds, ())
-
-
-def _told(chunk: Chunk, state: SessionState) -> Chunk:
-    """Return a chunk as the client wants it: with the origins of its tokens or without."""
-    return chunk if state.return_origin else replace(chunk, kinds=())
-
-
-def _can_redraw(state: SessionState, verifier: WorkerDescription) -> bool:
-    """Whether the verifier draws lost tokens again as they were."""
-    return not state.mode.needs_rows and verifier.exactness == "bitwise"

@@ -1,7 +1,8 @@
 """Moves running generations from a busy draft worker to one that has room, such as one that has just joined.
 
-At most one generation of the process moves per pause, whose length has chance in it: many orchestrators see the same
-loads, which are a little old, and must not all act on them at once. What busy means, and who relieves whom, is
+At most one generation of the process moves per pause, whose length has chance in it, and no second one from a worker
+that has not announced another load since: many orchestrators see the same loads, which are a little old, and must not
+all act on them at once. What busy means, and who relieves whom, is
 `orchestrator.choice`'s to say. A move costs a generation a few plain tokens, and none of its text.
 
 Verifiers are not relieved of running generations, whose KV is there: their next turns go elsewhere (`placement`).
@@ -10,6 +11,7 @@ Verifiers are not relieved of running generations, whose KV is there: their next
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,6 +22,9 @@ from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 
 log = logging.getLogger(__name__)
+
+SAME_LOAD_S = 5.0
+"""A worker whose load has not changed for so long since a generation left it has been given another one."""
 
 
 class Movable(Protocol):
@@ -65,6 +70,7 @@ class Rebalancer:
         """
         self._placement, self._running, self._pause_s = placement, running, pause_s
         self._lot = lot or random.Random()
+        self._left: dict[WorkerId, tuple[int, float]] = {}
 
     async def run(self) -> None:
         """Move generations one by one until cancelled."""
@@ -82,8 +88,14 @@ class Rebalancer:
         for generation in generations:
             others = await self._placement.drafters(generation.verifier, generation.wanted)
             own = [worker for worker in others if worker.worker_id == generation.drafter_id]
-            if own and is_left(own[0], others):
+            if own and is_left(own[0], others) and not self._was_left(own[0]):
+                self._left[generation.drafter_id] = (own[0].load, time.monotonic())
                 log.info("a generation leaves the busy draft worker %s", generation.drafter_id)
                 generation.leave_drafter()
                 return generation
         return None
+
+    def _was_left(self, worker: WorkerDescription) -> bool:
+        """Whether a generation has left a worker that has not told of it yet: its load is too old to go by."""
+        load, left_s = self._left.get(worker.worker_id, (-1, 0.0))
+        return load == worker.load and time.monotonic() - left_s < SAME_LOAD_S

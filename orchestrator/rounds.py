@@ -258,7 +258,7 @@ class Rounds:
         self.tokens.extend(chunk.token_ids)
         self._classes.extend([TokenClass.DECODE] * len(chunk.token_ids))
         self._outbox.append(chunk)
-        out.append(AppendLog(chunk.start, chunk.token_ids, chunk.kinds))
+        out.append(AppendLog(chunk.start, chunk.token_ids, chunk.kinds, chunk.logprobs))
         if outcome.finish is not None:
             self._finish = outcome.finish
             self._close(out)

@@ -17,9 +17,11 @@ from typing import Any
 
 from outrider.errors import InvalidRequest, StoreError
 from outrider.ids import SessionId
+from outrider.messages import TokenLogprobs
 from outrider.store import encoding
 from outrider.store.connect import ScriptRunner, StoreClient
 from outrider.store.errors import Fenced, LeaseHeld, LogConflict, LogGap, SessionExists, SessionNotFound
+from outrider.store.logprobs import pack, record_bytes, unpack
 from outrider.store.records import KvLocation, Lease, LogSlice, SessionState
 
 PARTS = ("state", "log", "classes", "kinds", "kv")
@@ -228,6 +230,35 @@ class SessionStore:
         padded = kinds.ljust(length - start, b"\0") if kinds else b""
         return LogSlice(start, encoding.unpack_ids(ids), encoding.unpack_classes(classes), length, padded)
 
+    async def put_logprobs(
+        self, session_id: SessionId, fence: int, at: int, logprobs: Sequence[TokenLogprobs], num_top: int
+    ) -> None:
+        """Write log-probabilities of generated tokens; before the tokens are appended. Idempotent.
+
+        Args:
+            session_id: the session.
+            fence: fencing number of the caller's lease.
+            at: how many generated tokens of the present turn come before them.
+            logprobs: one per token, [n].
+            num_top: most likeliest tokens of each.
+
+        Raises:
+            Fenced: the number is not the current one; nothing was written.
+            SessionNotFound: no such session.
+        """
+        args = [self._ttl_ms, fence, at * record_bytes(num_top), pack(logprobs, num_top)]
+        await self._run("put_logprobs", session_id, args, parts=("state", "logprobs"))
+
+    async def read_logprobs(self, session_id: SessionId, num_top: int) -> tuple[TokenLogprobs, ...]:
+        """Return the log-probabilities of the present turn, from its first generated token on. Idempotent.
+
+        Args:
+            session_id: the session.
+            num_top: what they were written with.
+        """
+        reply = await self._run("read_logprobs", session_id, [], parts=("state", "logprobs"))
+        return unpack(reply[1], num_top)
+
     async def read_state(self, session_id: SessionId) -> SessionState:
         """Return the state. Idempotent.
 
@@ -290,19 +321,19 @@ class SessionStore:
             Fenced: the number is not the current one; nothing was removed.
         """
         args = ["" if fence is None else fence, min(REMEMBERED_MS, self._ttl_ms)]
-        return bool((await self._run("delete", session_id, args))[1])
+        return bool((await self._run("delete", session_id, args, parts=(*PARTS, "logprobs")))[1])
 
-    async def _run(self, name: str, session_id: SessionId, args: list[Any]) -> list[Any]:
+    async def _run(self, name: str, session_id: SessionId, args: list[Any], parts: Sequence[str] = PARTS) -> list[Any]:
         """Run a script on a session's keys and turn a refusal into its error; all of them may be repeated."""
-        reply: list[Any] = await self._scripts.run(name, self._keys(session_id), args, idempotent=True)
+        reply: list[Any] = await self._scripts.run(name, self._keys(session_id, parts), args, idempotent=True)
         if reply[0] != b"OK":
             raise _refusal(session_id, reply)
         return reply
 
-    def _keys(self, session_id: SessionId) -> list[str]:
+    def _keys(self, session_id: SessionId, parts: Sequence[str] = PARTS) -> list[str]:
         if not session_id or "{" in session_id or "}" in session_id:
             raise InvalidRequest("session_id", session_id, "a text that is not empty and contains no braces")
-        return [f"{self._prefix}:{{{session_id}}}:{part}" for part in PARTS]
+        return [f"{self._prefix}:{{{session_id}}}:{part}" for part in parts]
 
 
 def _refusal(session_id: SessionId, reply: list[Any]) -> StoreError:

@@ -1,7 +1,6 @@
 """Workers and orchestrators find each other in the registry, come and go, and share the load while traffic runs."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -68,6 +67,11 @@ async def fleet() -> AsyncIterator[Fleet]:
         await client.aclose()
 
 
+def seats(app: DraftApp) -> list[Any]:
+    assert app.seats is not None
+    return list(app.seats._seats.values())
+
+
 def seated(app: DraftApp) -> int:
     assert app.seats is not None
     return len(app.seats)
@@ -86,9 +90,7 @@ async def test_two_verifiers_and_two_draft_workers_serve_each_other_all_at_once(
     await until(lambda: sum(map(seated, drafters)) == 8)
     assert all(2 <= running(app) <= 6 for app in verifiers), "both verifiers have work"
     assert all(2 <= seated(app) <= 6 for app in drafters), "both draft workers have work"
-    edges = Counter(
-        (app.worker_id, seat.verifier_address) for app in drafters for seat in app.seats._seats.values() if app.seats
-    )
+    edges = {(app.worker_id, seat.verifier_address) for app in drafters for seat in seats(app)}
     assert len(edges) > 2, "a draft worker serves several verifiers, or a verifier has several draft workers"
     heard = await asyncio.gather(*tasks)
     assert [each.token_ids for each in heard] == [expected(f"the cat {n} ", 150) for n in range(8)]

@@ -192,6 +192,26 @@ async def test_resuming_keeps_the_clients_choice_of_speculation_and_origins(pair
     assert figures.num_accepted > 0
 
 
+@pytest.mark.parametrize("num_logprobs", [0, 3])
+async def test_log_probabilities_are_told_once_for_every_token_however_often_the_wire_is_cut(
+    pair: Pair, num_logprobs: int
+) -> None:
+    async def cut(_: int) -> None:
+        pair.cut()
+
+    client = pair.client()
+    whole = await hear(client, ask(num_logprobs=num_logprobs))
+    twin = [entry for chunk in whole.chunks for entry in chunk.logprobs]
+    assert len(twin) == 60
+    assert {len(entry.top) for entry in twin} == {num_logprobs}
+    heard = await interrupted(client, ask(num_logprobs=num_logprobs), cut, every=3)
+    assert [entry for chunk in heard.chunks for entry in chunk.logprobs] == twin
+    started = heard.events[0]
+    assert isinstance(started, Started)
+    again = Heard([event async for event in client.resume(started.session_id, started.prompt_len + 50)])
+    assert [entry for chunk in again.chunks for entry in chunk.logprobs] == twin[50:]
+
+
 async def test_a_turn_that_is_asked_for_again_is_not_appended_twice(pair: Pair) -> None:
     """As when its first answer was lost before anything of it arrived. The same words in a new request are a turn."""
     client = pair.client()
@@ -259,7 +279,7 @@ async def test_text_held_back_when_the_wire_was_cut_comes_whole_and_once(
     """Every byte is a token of its own, and the wire is cut after each: inside characters and inside a stop string."""
     script = tuple(byte + 1 for byte in TEXT.encode())
     prompt = ToyTokenizer().encode("abc")
-    runner = ToyRunner(Script(SIZE, script=script, prompt_len=len(prompt)))
+    runner = ToyRunner(Script(SIZE, script=script, prompt_len=len(prompt)), delay_s=0.005)
     async with Bench(valkey_url) as bench:
         verifier = VerifyApp(VerifySettings(model="toy"), lambda *_: Loaded(runner, VOCABULARY, ToyTokenizer()))
         pair = await paired(bench, await bench._run(verifier), [])
