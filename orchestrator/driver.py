@@ -81,6 +81,7 @@ class Driver:
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs = tools.pass_costs
         self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
+        self._tuning.begin(time.monotonic())
         self._meter = Meter(job.started_s)
         self._peers = Peers(job, tools, self.feed)
         self._search = Search(job, tools, self._peers, self.feed)

@@ -20,6 +20,8 @@ from outrider.messages import Speculation
 
 WINDOW = 64
 """Measurements that count."""
+MIN_LOAD = 2.0
+"""Sessions in a pass from which on they are neighbours."""
 
 
 class Pace:
@@ -53,13 +55,28 @@ class Pace:
         tokens = sum(each for each, _ in self._drafting)
         return sum(plain for _, plain in self._drafting) / tokens if tokens else 0.0
 
-    def observe(self, committed: Round, plan: Speculation, waited_s: float | None) -> None:
+    def begin(self, now_s: float) -> bool:
+        """Start from what other sessions of the verifier have seen lately; say whether there are any.
+
+        One session after the other has no neighbours: what the last text was like says nothing of the next.
+        """
+        load, waited_s = self.passes.neighbours(now_s) or (1.0, None)
+        if load < MIN_LOAD:
+            return False
+        self._loads.append(load)
+        self._verify_s += self.passes.by_own_rows(load, 1)
+        self._waits_s += [] if waited_s is None else [waited_s]
+        self.alpha = AlphaEstimator(self.passes.alpha.alpha)
+        return True
+
+    def observe(self, committed: Round, plan: Speculation, waited_s: float | None, now_s: float) -> None:
         """Take a committed verdict.
 
         Args:
             committed: the verdict.
             plan: in force.
             waited_s: if it ended a restart, what of it was neither drafting nor the pass.
+            now_s: of a clock that all sessions share.
         """
         tested = committed.num_tested
         if tested:
@@ -71,6 +88,7 @@ class Pace:
             # A run's length is not told where it was cut short by a rejection; the first of a chain is the most usual.
             own = max(tested, plan.restart_gamma + 1) if tested else 1
             self._loads.append(max(1.0, committed.num_rows / own))
+            self.passes.note(now_s, self._loads[-1], waited_s if tested else None, (committed.num_accepted, tested))
         if waited_s is not None:
             (self._waits_s if tested else self._undrafted_waits_s).append(waited_s)
         if plan.enabled and committed.kinds:

@@ -1,4 +1,4 @@
-"""What passes of a verifier cost by their rows, as all sessions of the process measure it. Pure.
+"""What passes of a verifier cost by their rows, and who shares them, as all sessions of the process see it. Pure.
 
 Engines pad passes up to classes of rows, mostly powers of two, so that is how costs are kept. A class that has not been
 seen is taken to cost what the next smaller one does: the policy tries it, and it is seen.
@@ -7,12 +7,17 @@ seen is taken to cost what the next smaller one does: the policy tries it, and i
 from collections import deque
 from statistics import median
 
+from outrider.gamma import AlphaEstimator
 from outrider.ids import WorkerId
 
 MEMORY = 32
 """Passes of a class that count."""
 WIDEST = 32
 """Rows of the widest pass; more rows are several passes."""
+RECENT_S = 2.0
+"""For how long it counts what sessions have seen of their neighbours."""
+MIN_RECENT = 8
+"""Rounds seen lately that say something of the neighbours."""
 MAX_VERIFIERS = 64
 """Verifiers whose costs are kept."""
 
@@ -37,6 +42,24 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        self._lately: deque[tuple[float, float, float | None]] = deque(maxlen=MEMORY)
+        """When, sessions in the pass, and what a restart waited, if one ended."""
+        self.alpha = AlphaEstimator(memory_tests=1000.0)
+        """Of all sessions' tests."""
+
+    def note(self, now_s: float, load: float, waited_s: float | None, judged: tuple[int, int]) -> None:
+        """Take what a session's round says to those that begin: (tokens accepted, tokens tested) is judged."""
+        self._lately.append((now_s, load, waited_s))
+        if judged[1]:
+            self.alpha = self.alpha.observe(*judged)
+
+    def neighbours(self, now_s: float) -> tuple[float, float | None] | None:
+        """Return the sessions that shared passes lately and what restarts waited; None if little was seen."""
+        seen = [(load, waited_s) for when_s, load, waited_s in self._lately if now_s - when_s <= RECENT_S]
+        if len(seen) < MIN_RECENT:
+            return None
+        waits_s = [waited_s for _, waited_s in seen if waited_s is not None]
+        return median(load for load, _ in seen), median(waits_s) if waits_s else None
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Take the figures of a pass; those of no pass change nothing."""

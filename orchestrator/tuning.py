@@ -11,6 +11,8 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
   patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time, once
   it has had the time that reading the session takes on a slow machine;
+* a session that begins beside others starts from what they have seen lately: a short one could not find out by itself
+  that drafting does not pay on a full verifier;
 * where the policy says not to draft at all, a short probe every `PROBE_EVERY` tokens keeps its inputs alive.
 
 It sees rates and times only, never tokens.
@@ -100,6 +102,11 @@ class Tuning:
         self.speculation = self._pinned(self.limits.default)
         self.patience_s = self.limits.max_patience_s
 
+    def begin(self, now_s: float) -> None:
+        """Choose the first plan by what other sessions of the verifier have seen lately; without any, the default."""
+        if not self._fixed() and self.pace.begin(now_s):
+            self._choose()
+
     @property
     def round_trip_s(self) -> float | None:
         """Median of the measured round trips; None before the first."""
@@ -130,7 +137,7 @@ class Tuning:
     def observe(self, committed: Round, now_s: float) -> Tuned | None:
         """Take a committed verdict; return the new choice if it changed."""
         self._rounds += 1
-        self.pace.observe(committed, self.speculation, self._measure_restart(committed, now_s))
+        self.pace.observe(committed, self.speculation, self._measure_restart(committed, now_s), now_s)
         self._num_tests += committed.num_tested or committed.kinds.count(TokenKind.PLAIN)
         self._proven = self._proven or committed.num_tested > 0
         before = (self.speculation, self.patience_s)

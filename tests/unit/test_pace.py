@@ -96,8 +96,8 @@ def test_a_full_verifier_drafts_less_than_an_idle_one() -> None:
 def test_undrafted_tokens_count_with_what_they_waited() -> None:
     pace = Pace(measured())
     for _ in range(8):
-        pace.observe(drafted(3, 3, 4), Speculation(4, 3, 8), 0.002)
-        pace.observe(plain(), Speculation(4, 3, 8), 0.004)
+        pace.observe(drafted(3, 3, 4), Speculation(4, 3, 8), 0.002, 0.0)
+        pace.observe(plain(), Speculation(4, 3, 8), 0.004, 0.0)
     costs = pace.costs(16)
     assert costs is not None
     assert pace.undrafted_share == 0.25
@@ -110,7 +110,7 @@ def test_undrafted_tokens_count_with_what_they_waited() -> None:
 def test_without_a_measurement_there_is_nothing_to_go_by() -> None:
     pace = Pace(PassCosts())
     assert pace.costs(16) is None
-    pace.observe(plain(), PLAIN, None)
+    pace.observe(plain(), PLAIN, None, 0.0)
     assert pace.costs(16) is None
 
 
@@ -154,3 +154,38 @@ def test_a_probe_without_guesses_ends() -> None:
         on.append(session.tuning.speculation.enabled)
     assert sum(on) == PROBE_LIMIT + 1
     assert not on[-1]
+
+
+def full_house(accepted: int, tested: int) -> PassCosts:
+    """Return the costs of a verifier whose sessions fill its passes, all of them of one acceptance."""
+    passes = measured()
+    pace = Pace(passes)
+    for _ in range(40):
+        pace.observe(drafted(accepted, tested, 32), Speculation(4, 4, 4), 0.05, 9.5)
+    return passes
+
+
+def begun(passes: PassCosts, now_s: float, choice: SpeculationChoice | None = None) -> Tuning:
+    tuning = Tuning(choice or SpeculationChoice(), Limits(), Pace(passes))
+    tuning.begin(now_s)
+    return tuning
+
+
+def test_a_session_beside_others_begins_with_what_they_have_seen() -> None:
+    assert begun(full_house(1, 4), 10.0).speculation == PLAIN
+    assert begun(full_house(4, 4), 10.0).speculation.enabled
+
+
+def test_what_was_seen_long_ago_or_of_one_session_alone_leaves_the_default() -> None:
+    assert begun(full_house(1, 4), 60.0).speculation == Limits().default
+    alone = measured()
+    pace = Pace(alone)
+    for _ in range(40):
+        pace.observe(drafted(0, 1, 5), Speculation(4, 4, 4), 0.002, 9.5)
+    assert begun(alone, 10.0).speculation == Limits().default
+    assert begun(PassCosts(), 10.0).speculation == Limits().default
+
+
+def test_a_pinned_plan_begins_as_it_was_asked_for() -> None:
+    choice = SpeculationChoice(gamma=5)
+    assert begun(full_house(1, 4), 10.0, choice).speculation.gamma == 5
