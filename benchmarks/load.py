@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from statistics import median
 
 from rich.console import Console
@@ -37,8 +38,8 @@ FIXED = SpeculationChoice(gamma=4, restart_gamma=3, window=8)
 AUTOMATIC = SpeculationChoice()
 
 HOW = """Every level starts so many sessions at the same moment and waits for the last; {tokens} tokens each, greedy,
-{dtype}; prompts of seven kinds in turn (chat, edit, prose, summarise, translate, answer, code), the same in every arm;
-no KV is reused. tokens/s: all tokens by all the time, reading the prompts included; median of {repetitions} repetitions
+{dtype}; prompts of these kinds in turn: {kinds}; the same in every arm; no KV is
+reused. tokens/s: all tokens by all the time, reading the prompts included; median of {repetitions} repetitions
 in turn, lowest and highest in brackets. Time to the first token and time per later token (a chunk's time shared by its
 tokens) over all sessions and repetitions. The verifier has core {verify}, one thread; draft worker (prompt lookup),
 orchestrator, store and client share core {draft}. "both cores": two threads on both, and nothing drafts. fixed: first
@@ -81,7 +82,7 @@ class LoadArm:
         return median(run.rate for run in self.runs[level])
 
 
-async def measure(levels: Sequence[int], repetitions: int, cores: Cores) -> list[LoadArm]:
+async def measure(levels: Sequence[int], kinds: Sequence[str], repetitions: int, cores: Cores) -> list[LoadArm]:
     """Run all arms in turn, level by level, after a round that warms up."""
     async with AsyncExitStack() as stack:
         console.print("starting clusters and processes")
@@ -91,12 +92,12 @@ async def measure(levels: Sequence[int], repetitions: int, cores: Cores) -> list
         one_core = await stack.enter_async_context(OneProcess(cores.verify, 1))
         two_cores = await stack.enter_async_context(OneProcess(cores.both, 2))
         arms = [
-            LoadArm("plain", _served(narrow, OFF)),
-            LoadArm("fixed", _served(narrow, FIXED)),
-            LoadArm("automatic", _served(narrow, AUTOMATIC)),
-            LoadArm("plain, both cores", _served(wide, OFF)),
-            LoadArm("transformers", _batched(one_core)),
-            LoadArm("transformers, both cores", _batched(two_cores)),
+            LoadArm("plain", _served(narrow, OFF, kinds)),
+            LoadArm("fixed", _served(narrow, FIXED, kinds)),
+            LoadArm("automatic", _served(narrow, AUTOMATIC, kinds)),
+            LoadArm("plain, both cores", _served(wide, OFF, kinds)),
+            LoadArm("transformers", _batched(one_core, kinds)),
+            LoadArm("transformers, both cores", _batched(two_cores, kinds)),
         ]
         for arm in arms:
             await arm.run(2)
@@ -121,14 +122,14 @@ def _without_reuse(spec: ServiceSpec) -> ServiceSpec:
     return replace(spec, settings={**spec.settings, names[spec.role]: "false"})
 
 
-def _served(client: Client, choice: SpeculationChoice) -> Callable[[int], Awaitable[Run]]:
+def _served(client: Client, choice: SpeculationChoice, kinds: Sequence[str]) -> Callable[[int], Awaitable[Run]]:
     async def run(level: int) -> Run:
         requests = [
             GenerationRequest(
                 prompt, max_tokens=NUM_TOKENS, sampling=GREEDY, speculation=choice, drafter=PROMPT_LOOKUP,
                 ignore_eos=True,
             )
-            for prompt in _prompts(level)
+            for prompt in _prompts(level, kinds)
         ]  # fmt: skip
         started_s = time.perf_counter()
         seen = await asyncio.gather(*(watch(client, request) for request in requests))
@@ -146,9 +147,9 @@ def _run_of(seen: Sequence[Watched], seconds: float) -> Run:
     return Run(seconds, num_tokens, [each.first_s for each in seen], per_token_s, *totals)
 
 
-def _batched(process: OneProcess) -> Callable[[int], Awaitable[Run]]:
+def _batched(process: OneProcess, kinds: Sequence[str]) -> Callable[[int], Awaitable[Run]]:
     async def run(level: int) -> Run:
-        steps: Steps = await process.generate(_prompts(level), NUM_TOKENS)
+        steps: Steps = await process.generate(_prompts(level, kinds), NUM_TOKENS)
         first_s = [steps.times_s[0] - steps.started_s] * level
         per_token_s = times_per_token(steps.times_s, steps.counts) * level
         return Run(steps.times_s[-1] - steps.started_s, level * sum(steps.counts), first_s, per_token_s)
@@ -156,9 +157,10 @@ def _batched(process: OneProcess) -> Callable[[int], Awaitable[Run]]:
     return run
 
 
-def _prompts(level: int) -> list[TextPrompt | ChatPrompt]:
-    """Return as many prompts, the kinds in turn."""
-    return [prompt.prompt for prompt in load_prompts() if prompt.kind in KINDS][:level]
+def _prompts(level: int, kinds: Sequence[str]) -> list[TextPrompt | ChatPrompt]:
+    """Return as many prompts, the kinds in turn; from the start again where there are too few."""
+    prompts = [prompt.prompt for prompt in load_prompts() if prompt.kind in kinds]
+    return list(islice(cycle(prompts), level))
 
 
 HEADER = ("sessions", "arm", "tokens/s", "to plain", "first token, ms: p50, p95, p99", "per token, ms: p50, p95, p99",
@@ -197,11 +199,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few sessions, once; written under another name")
     parser.add_argument("--name", default="load", help="name of the result files")
+    parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help="numbers of sessions")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="of prompts")
     asked = parser.parse_args(argv)
-    levels, repetitions = (QUICK_LEVELS, 1) if asked.quick else (LEVELS, asked.repetitions)
+    levels, repetitions = (QUICK_LEVELS, 1) if asked.quick else (asked.levels, asked.repetitions)
     machine, cores = facts(), pinned()
-    arms = asyncio.run(measure(levels, repetitions, cores))
-    how = HOW.format(tokens=NUM_TOKENS, dtype=DTYPE, repetitions=repetitions, verify=cores.verify, draft=cores.draft)
+    arms = asyncio.run(measure(levels, asked.kinds, repetitions, cores))
+    how = HOW.format(tokens=NUM_TOKENS, dtype=DTYPE, repetitions=repetitions, verify=cores.verify, draft=cores.draft,
+                     kinds=", ".join(asked.kinds))  # fmt: skip
     rows = cells(arms, levels)
     page = "\n\n".join(["# Many sessions at once", facts_list(machine), how, table(HEADER, rows)]) + "\n"
     console.print(page)
