@@ -37,6 +37,8 @@ class Session:
     num_drafted: int = 0
     num_discarded: int = 0
     reported_at_s: float = 0.0
+    num_reported: int = 0
+    """Of `num_drafted`, as last reported."""
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TOKENS))
 
     @property

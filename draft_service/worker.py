@@ -277,14 +277,15 @@ class DraftWorker:
             self._report(session)
 
     def _report(self, session: Session, missing_from: int = -1) -> None:
-        session.reported_at_s = self._clock()
+        session.reported_at_s, session.num_reported = self._clock(), session.num_drafted
         self._reports.append(Reported(session.key, session.status(self._drafter.info.kind, missing_from)))
 
     def _report_working(self) -> None:
-        """Report the sessions that are drawing and whose last report is old."""
+        """Report the sessions that have drawn since a report that is old, also those that wait for a verdict now."""
         now_s = self._clock()
         for session in self._sessions.values():
-            if session.wants_work and session.ready and now_s - session.reported_at_s >= STATUS_INTERVAL_S:
+            has_news = session.num_drafted != session.num_reported
+            if has_news and session.ready and now_s - session.reported_at_s >= STATUS_INTERVAL_S:
                 self._report(session)
 
     def _fail(self, session: Session, error: Exception, cause: str) -> None:

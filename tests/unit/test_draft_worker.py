@@ -515,7 +515,24 @@ def test_a_working_session_reports_at_intervals() -> None:
     desk = Desk(Slow(inner))
     desk.open(opening("s", prompt(5), Speculation(4, 4, 16)))
     desk.run()
-    assert [status.num_drafted for status in desk.statuses()] == [0, 4, 8, 12]
+    assert [status.num_drafted for status in desk.statuses()] == [0, 4, 8, 12, 16]
+
+
+def test_a_session_that_waits_for_every_verdict_reports_too() -> None:
+    inner, _ = toy()
+    desk = Desk(inner)
+
+    class Slow(Forwarding):
+        def draw(self, batch: Sequence[Work]) -> list[Outcome]:
+            desk.now_s += 0.3
+            return super().draw(batch)
+
+    desk = Desk(Slow(inner))
+    key = desk.open(opening("s", prompt(5), sequential(1)))
+    for length in range(5, 11):
+        desk.run()
+        desk.commit(key, length, [7], length - 4, sequential(1))
+    assert max(status.num_drafted for status in desk.statuses()) >= 4
 
 
 def test_features_reach_a_drafter_that_takes_them_and_no_other() -> None:
