@@ -21,13 +21,16 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from outrider.errors import Code, Internal, InvalidRequest, OutriderError, Unavailable, code_of
+from outrider.errors import Code, DeadlineExceeded, Internal, InvalidRequest, OutriderError, Unavailable, code_of
 from outrider.rpc.peers import Callers
 from outrider.rpc.tls import ServerTls
 from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
 from outrider.status import status_of
 
 logger = logging.getLogger(__name__)
+
+REQUEST_S = 10.0
+"""How long a call may take to send its one request, where it has one."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -173,20 +176,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Wrap the method's handler, keeping its kind: coroutines stay coroutines and generators stay generators."""
+        """Wrap the method's handler: coroutines stay coroutines and generators stay generators.
+
+        A method of one request becomes one of a stream of requests, which is the same on the wire, and reads one. For
+        by itself gRPC waits for that request for ever, and never ends a call that is closed without it.
+        """
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         method = str(handler_call_details.method)
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behaviour = getattr(handler, kind)
-            guarded = behaviour and _guarded(method, behaviour, self._callers)
+            guarded = behaviour and _guarded(method, behaviour, self._callers, one_request=kind.startswith("unary"))
             if guarded is behaviour:
                 continue
-            changes = {kind: guarded}
-            if kind.startswith("unary") and handler.request_deserializer is not None:
-                changes["request_deserializer"] = _reading(handler.request_deserializer)
-            return handler._replace(**changes)  # type: ignore[no-any-return]
+            if not kind.startswith("unary"):
+                return handler._replace(**{kind: guarded})  # type: ignore[no-any-return]
+            return handler._replace(  # type: ignore[no-any-return]
+                request_streaming=True,
+                request_deserializer=handler.request_deserializer and _reading(handler.request_deserializer),
+                **{kind: None, kind.replace("unary", "stream", 1): guarded},
+            )
         return handler  # type: ignore[no-any-return]
 
 
@@ -209,24 +219,25 @@ def _reading(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded(method: str, behaviour: Callable[[Any, Any], Any], callers: Callers) -> Callable[[Any, Any], Any]:
+def _guarded(
+    method: str, behaviour: Callable[[Any, Any], Any], callers: Callers, *, one_request: bool
+) -> Callable[[Any, Any], Any]:
     """Wrap one behaviour so that its callers are checked and its errors become statuses."""
 
-    async def generating(request: Any, context: Any) -> AsyncIterator[Any]:
+    async def generating(requests: Any, context: Any) -> AsyncIterator[Any]:
         try:
             callers.check(method, context)
-            _require_readable(request)
+            request = await _only(requests) if one_request else requests
             async with aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:
             await _abort(method, context, error)
 
-    async def returning(request: Any, context: Any) -> Any:
+    async def returning(requests: Any, context: Any) -> Any:
         try:
             callers.check(method, context)
-            _require_readable(request)
-            return await behaviour(request, context)
+            return await behaviour(await _only(requests) if one_request else requests, context)
         except Exception as error:
             await _abort(method, context, error)
 
@@ -236,9 +247,23 @@ def _guarded(method: str, behaviour: Callable[[Any, Any], Any], callers: Callers
     return returning if inspect.iscoroutinefunction(behaviour) else behaviour
 
 
-def _require_readable(request: Any) -> None:
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """Return the request of a call that has one.
+
+    Raises:
+        DeadlineExceeded: it does not come.
+        InvalidRequest: the caller closed without it, or it cannot be read.
+    """
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            request = await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"no request within {REQUEST_S:g} s") from None
+    if request is None:
+        raise InvalidRequest("request", "nothing", "a message of the method's type")
     if isinstance(request, _Unreadable):
         raise request.error
+    return request
 
 
 async def _abort(method: str, context: Any, error: Exception) -> NoReturn:

@@ -62,6 +62,30 @@ async def test_bytes_that_are_no_request_are_refused_without_a_traceback(
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
 
 
+async def test_a_call_that_is_closed_without_its_request_is_refused_at_once(servicer: Servicer, tmp_path: Path) -> None:
+    async with serving(servicer, tmp_path) as connection:
+        call: Any = connection.stream_unary(f"/{SERVICE}/Describe")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(iter([]), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await describe(connection)
+
+
+async def test_a_call_that_never_sends_its_request_is_ended(
+    servicer: Servicer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.rpc.server.REQUEST_S", 0.05)
+    async with serving(servicer, tmp_path) as connection:
+        before = len(asyncio.all_tasks())
+        methods: Any = [connection.stream_unary, connection.stream_stream]
+        calls = [method(f"/{SERVICE}/Describe")(timeout=10) for method in methods]
+        assert [await call.code() for call in calls] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
+        assert {await call.details() for call in calls} == {"no request within 0.05 s"}
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) <= before
+        await describe(connection)
+
+
 @pytest.mark.parametrize(
     "error", [InvalidRequest("field", -1, "0 .. 1"), NotFound("session s"), ResourceExhausted("full", 0.5)]
 )
