@@ -25,7 +25,13 @@ HAND_OVER_PAUSE_S = 0.5
 MAX_REFUSALS = 3
 """A draft worker that refuses a session, or fails at it, so often is left out for the rest of the generation."""
 
-TRANSIENT = ("drafter_unavailable", "drafter_deadline_exceeded", "drafter_cancelled", "drafter_resource_exhausted")
+TRANSIENT = (
+    "drafter_unavailable",
+    "drafter_handshake_failed",
+    "drafter_deadline_exceeded",
+    "drafter_cancelled",
+    "drafter_resource_exhausted",
+)
 """Losses of a draft worker that pass by themselves."""
 
 

@@ -13,7 +13,8 @@ gRPC status code and `google.rpc.ErrorInfo.reason`, by which `outrider.status` r
     ├── ResourceExhausted            RESOURCE_EXHAUSTED   RESOURCE_EXHAUSTED     + RetryInfo
     │   └── LimitReached             RESOURCE_EXHAUSTED   LIMIT_REACHED          + RetryInfo
     ├── Unavailable                  UNAVAILABLE          UNAVAILABLE
-    │   └── HandedOver               UNAVAILABLE          HANDED_OVER            (resume at another orchestrator)
+    │   ├── HandedOver               UNAVAILABLE          HANDED_OVER            (resume at another orchestrator)
+    │   └── HandshakeFailed          UNAVAILABLE          HANDSHAKE_FAILED       (made by the side that called)
     ├── DeadlineExceeded             DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
     ├── Cancelled                    CANCELLED            CANCELLED
     ├── DataLoss                     DATA_LOSS            DATA_LOSS
@@ -224,6 +225,12 @@ class HandedOver(Unavailable):
         """Make the error again; a position that is no number is 0, and never right."""
         position = metadata.get("next_position", "")
         return cls(message, metadata.get("session_id", ""), int(position) if position.isdecimal() else 0)
+
+
+class HandshakeFailed(Unavailable):
+    """TLS cannot be agreed on with this address, whenever it is tried: files or settings have to be changed first."""
+
+    reason = "HANDSHAKE_FAILED"
 
 
 class DeadlineExceeded(OutriderError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from outrider.backoff import Backoff
 from outrider.errors import (
     Cancelled,
+    HandshakeFailed,
     LeaseLost,
     OutriderError,
     ProtocolError,
@@ -109,6 +110,8 @@ class Tries:
     clock: Callable[[], float] = time.monotonic
     num_in_vain: int = 0
     num_taken_over: int = 0
+    num_not_trusted: int = 0
+    """Addresses in a row with which TLS could not be agreed on."""
     _since_s: float = field(init=False)
     _backoff: Backoff = field(init=False)
 
@@ -119,7 +122,7 @@ class Tries:
 
     def progressed(self) -> None:
         """Something new has come: what failed before counts no more."""
-        self.num_in_vain, self._since_s = 0, self.clock()
+        self.num_in_vain, self.num_not_trusted, self._since_s = 0, 0, self.clock()
         self._backoff.reset()
 
     def pause_after(self, error: OutriderError, *, begun: bool) -> float:
@@ -138,7 +141,9 @@ class Tries:
         if not isinstance(error, PASSING_ONCE_BEGUN if begun else passing):
             raise error
         self.num_taken_over += isinstance(error, LeaseLost)
-        if self.num_taken_over > MAX_TAKEN_OVER:
+        self.num_not_trusted = self.num_not_trusted + 1 if isinstance(error, HandshakeFailed) else 0
+        # Another address may have another certificate; the same one has the same at every try.
+        if self.num_taken_over > MAX_TAKEN_OVER or self.num_not_trusted >= self.num_addresses:
             raise error
         self.num_in_vain += 1
         # The other addresses are tried at once; a pause is for those that have failed already.

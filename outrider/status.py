@@ -25,7 +25,7 @@ from outrider.errors import (
     class_of,
     code_of,
 )
-from outrider.handshake import handshake_failure
+from outrider.handshake import handshake_error
 from outrider.redaction import redacted
 
 DOMAIN = "outrider"
@@ -67,7 +67,7 @@ def error_of_call(error: grpc.RpcError) -> OutriderError:
     except (ValueError, DecodeError):  # the details contradict the status, or are not a Status at all
         status = None
     if status is None:
-        return _error_by_code(error.code().value[0], handshake_failure(message) or message)
+        return handshake_error(message) or _error_by_code(error.code().value[0], message)
     return error_of(status)
 
 
