@@ -35,7 +35,10 @@ class VerifySettings(ModelSettings):
     send_hints: bool = True
     """Whether draft workers that want it are told of an epoch's end before the orchestrator's commit."""
     kv_tier_url: str = ""
-    """redis://, rediss:// or unix:// URL of a server that stores blocks of KV, best one of its own; empty: none."""
+    """redis://, rediss:// or unix:// URL of a server that stores blocks of KV, best one of its own; empty: none.
+
+    With rediss:// the store's files are used, unless the URL names some itself.
+    """
     kv_tier_ttl_s: float = Field(default=3600.0, ge=1)
     """How long a stored block stays after it was last of use."""
     kv_tier_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=1 << 30)
@@ -66,11 +69,18 @@ class VerifySettings(ModelSettings):
 
     @property
     def tier(self) -> TierSettings:
-        """What the tier is told."""
+        """What the tier is told.
+
+        Raises:
+            InvalidRequest: a file of TLS cannot be used.
+        """
+        own_files = "ssl_" in self.kv_tier_url.partition("?")[2]
+        with_tls = self.kv_tier_url.startswith("rediss://") and not own_files
         return TierSettings(
             url=self.kv_tier_url,
             ttl_s=self.kv_tier_ttl_s,
             budget_bytes=self.kv_tier_budget.num_bytes,
             in_flight_bytes=self.kv_tier_in_flight.num_bytes,
             deadline_s=self.kv_tier_deadline_s,
+            tls=self.store_tls() if with_tls else None,
         )

@@ -4,10 +4,12 @@ redis-py gives a connection its certificate files once, for all its reconnects. 
 connection that comes back after a rotation comes back with the new certificate.
 """
 
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
+import redis
 from redis.asyncio import ConnectionPool, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 
@@ -51,6 +53,24 @@ class TlsConnection(SSLConnection):
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         return {**super(SSLConnection, self)._connection_arguments(), "ssl": self._store_tls.context()}
+
+
+class BlockingTlsConnection(redis.SSLConnection):
+    """The same for threads that wait."""
+
+    def __init__(self, *, store_tls: StoreTls, **options: Any) -> None:
+        """Keep the context's maker."""
+        super().__init__(**options)
+        self._store_tls = store_tls
+
+    def _wrap_socket_with_ssl(self, sock: socket.socket) -> ssl.SSLSocket:
+        return self._store_tls.context().wrap_socket(sock, server_hostname=self.host)
+
+
+def connect_blocking_by(tls: StoreTls, pool: redis.ConnectionPool) -> None:
+    """Let a pool, before it is used, make connections of ours."""
+    pool.connection_class = BlockingTlsConnection
+    pool.connection_kwargs["store_tls"] = tls
 
 
 def connect_by(tls: StoreTls, maker: ConnectionPool | ClusterNode) -> None:

@@ -20,6 +20,9 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from outrider.certificates import TlsMaterial
+from outrider.store.tls import StoreTls, connect_blocking_by
+
 PREFIX = "outrider:kv"
 
 
@@ -40,7 +43,16 @@ class TierError(Exception):
 class BlockServer:
     """A connection of one thread. Nothing is connected until the first call; a broken connection is made anew."""
 
-    def __init__(self, url: str, namespace: str, *, ttl_s: float, max_blocks: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        *,
+        ttl_s: float,
+        max_blocks: int,
+        timeout_s: float,
+        tls: TlsMaterial | None = None,
+    ) -> None:
         """Keep what is needed.
 
         Args:
@@ -49,10 +61,13 @@ class BlockServer:
             ttl_s: how long a block stays after it was last of use.
             max_blocks: most blocks of this namespace.
             timeout_s: longest wait for a connection, and for the next bytes of a reply.
+            tls: CA and certificate for `rediss://`; None: what the URL names, or the system's CAs and no certificate.
         """
         self._client: Any = Redis.from_url(
             url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0), protocol=2
         )
+        if tls is not None:
+            connect_blocking_by(StoreTls(tls), self._client.connection_pool)
         self._base = f"{PREFIX}:{{{namespace}}}:"
         self._ttl_ms = int(ttl_s * 1000)
         self._max_blocks = max_blocks

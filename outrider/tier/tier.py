@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
 
+from outrider.certificates import TlsMaterial
 from outrider.tier.breaker import Breaker
 from outrider.tier.format import Identity, RefusedBlock, seal, unseal
 from outrider.tier.server import BlockServer, TierError
@@ -42,6 +43,8 @@ class TierSettings:
     """Most bytes copied off and not yet stored, and as many loaded and not yet taken."""
     deadline_s: float = 1.0
     """Longest wait for a load, and for the next bytes of the server."""
+    tls: TlsMaterial | None = None
+    """For `rediss://`; None: what the URL names, or the system's CAs."""
 
 
 class Tally:
@@ -248,6 +251,7 @@ class BlockTier:
             ttl_s=settings.ttl_s,
             max_blocks=max_blocks,
             timeout_s=settings.deadline_s,
+            tls=settings.tls,
         )
 
     def _enqueue(self, job: _Store | _Refresh) -> None:

@@ -20,6 +20,7 @@ from outrider.store.connect import StoreClient, open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.errors import SessionNotFound
 from outrider.store.sessions import SessionStore
+from outrider.tier.server import BlockServer, TierError
 from tests.authority import Authority, Identity
 from verify_service.config import VerifySettings
 
@@ -85,6 +86,13 @@ async def ask(client: StoreClient) -> None:
     store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}", deadline_s=1.0)
     with pytest.raises(SessionNotFound):
         await store.read_log(SessionId("s"))
+
+
+def tier_of(url: str, shown: Identity | None) -> BlockServer:
+    """Open the KV tier as a verifier does, from its settings."""
+    named = {"store_tls_ca": shown.ca, "store_tls_cert": shown.cert, "store_tls_key": shown.key} if shown else {}
+    told = VerifySettings(store_url="rediss://elsewhere", kv_tier_url=url, **named).tier  # type: ignore[arg-type]
+    return BlockServer(told.url, secrets.token_hex(8), ttl_s=60, max_blocks=4, timeout_s=1.0, tls=told.tls)
 
 
 def free_port() -> int:
@@ -182,6 +190,51 @@ async def test_redis_with_tls_of_its_own_is_reached_alone_and_as_a_cluster(
         authority.write("orchestrator", ["orchestrator-renewed"])
         await ask(client)
         await client.aclose()
+
+
+async def test_the_kv_tier_is_reached_with_the_files_of_the_store_and_with_new_ones_after_a_change(
+    valkey_url: str, authority: Authority
+) -> None:
+    server, ours = authority.issue("127.0.0.1"), authority.issue("verifier")
+    async with gated(valkey_url, server) as (gate, port):
+        tier = tier_of(f"rediss://127.0.0.1:{port}", ours)
+        await asyncio.to_thread(tier.put, b"key", memoryview(bytearray(b"block")))
+        assert await asyncio.to_thread(tier.get, [b"key"]) == [b"block"]
+        authority.write("verifier", ["verifier-renewed"])
+        gate.cut()
+        with suppress(TierError):  # the connection that was cut may still be looked upon as one
+            await asyncio.to_thread(tier.ping)
+        assert await asyncio.to_thread(tier.get, [b"key"]) == [b"block"]
+        tier.close()
+    assert gate.shown == ["verifier", "verifier-renewed"]
+
+
+async def test_files_that_the_url_of_the_kv_tier_names_go_before_those_of_the_store(
+    valkey_url: str, authority: Authority
+) -> None:
+    server, ours, other = authority.issue("127.0.0.1"), authority.issue("verifier"), authority.issue("tier-user")
+    named = f"ssl_ca_certs={other.ca}&ssl_certfile={other.cert}&ssl_keyfile={other.key}"
+    async with gated(valkey_url, server) as (gate, port):
+        tier = tier_of(f"rediss://127.0.0.1:{port}?{named}", ours)
+        await asyncio.to_thread(tier.ping)
+        tier.close()
+    assert gate.shown == ["tier-user"]
+
+
+@pytest.mark.parametrize("case", ["no files", "foreign ca", "another name"])
+async def test_a_kv_tier_that_is_not_ours_is_unreachable(
+    valkey_url: str, authority: Authority, tmp_path: Path, case: str
+) -> None:
+    server = authority.issue("elsewhere" if case == "another name" else "127.0.0.1")
+    foreign = Authority(tmp_path / "other").issue("verifier")
+    shown = {"no files": None, "foreign ca": foreign, "another name": authority.issue("verifier")}[case]
+    async with gated(valkey_url, server) as (gate, port):
+        tier = tier_of(f"rediss://127.0.0.1:{port}", shown)
+        with pytest.raises(TierError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            await asyncio.to_thread(tier.ping)
+        tier.close()
+    assert caught.value.reason == "unreachable"
+    assert not gate.shown
 
 
 def test_half_of_a_pair_for_the_store_names_what_is_missing() -> None:
