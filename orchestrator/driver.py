@@ -355,7 +355,7 @@ class Driver:
             await self._journal.finish(last.reason, self._resident(), self._peers.drafter_id)
         else:
             await self._journal.release()
-        outcome = last.reason.name.lower() if isinstance(last, Finish) else last.error.reason.lower()
+        outcome = last.reason.name.lower() if isinstance(last, Finish) else (error or last.error).reason.lower()
         self._metrics.generations.labels(outcome).inc()
         figures = self._meter.figures(time.monotonic())
         self._metrics.total_s.observe(figures.total_s)

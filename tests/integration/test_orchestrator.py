@@ -695,13 +695,15 @@ async def test_a_full_orchestrator_refuses_with_a_delay(bench: Bench) -> None:
 
 async def test_a_busy_verifier_is_reported_as_exhausted(bench: Bench) -> None:
     verifier, _ = await bench.verifier(toy_delay_s=0.01, max_sessions=1, max_waiting=0)
-    _, _, client = await bench.orchestrator([verifier], [], verifier_deadline_s=0.2)
+    _, app, client = await bench.orchestrator([verifier], [], verifier_deadline_s=0.2)
     async with aclosing(client.generate(ask(max_tokens=2000))) as events:
         await anext(events)
         await anext(events)
         with pytest.raises(OutriderError) as refused:
             await hear(client, ask())
         assert isinstance(refused.value, ResourceExhausted)
+        ended = app.metrics.registry.get_sample_value("outrider_generations_total", {"outcome": "resource_exhausted"})
+        assert ended == 1
 
 
 async def test_draining_lets_what_runs_finish_and_takes_nothing_new(bench: Bench) -> None:
