@@ -19,7 +19,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ exactness: venv ## all exactness checks on the real model, with their counts
 # Half an hour on two cores: ARGS="--faults 20" is shorter, ARGS="--seed N" repeats a run's sequence of faults.
 chaos: venv ## 300 faults from outside while sessions run; fails, with the seed, if any text, log or place is wrong
 	$(TEST_ENV) $(BIN)/python -m tests.chaos $(ARGS)
+
+# ARGS="--inputs 5000" is shorter, ARGS="--seed N" repeats a run's calls.
+fuzz: venv ## 100,000 random and spoilt messages on every RPC; fails, with the seed, if anybody else notices
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz $(ARGS)
 
 clean: ## remove what was built, the virtual environment too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov

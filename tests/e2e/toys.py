@@ -31,7 +31,7 @@ START_S = 100.0
 _TOY = {"TOY_SEED": "7", "MODEL": "toy", "HEARTBEAT_TTL_S": "3"}
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
     "verify": {**_TOY, "TOY_DELAY_S": str(PASS_S), "NUM_BLOCKS": "1024"},
-    "draft": {**_TOY, "DRAFTER": "toy", "TOY_DELAY_S": "0.001", "NUM_BLOCKS": "1024"},
+    "draft": {**_TOY, "DRAFTER": "toy", "TOY_DELAY_S": "0.001", "NUM_BLOCKS": "1024", "PROPOSE_LINGER_S": "2"},
     "orchestrate": {"MODEL": "toy", "HEARTBEAT_TTL_S": "3"},
 }
 _PREFIX = {"verify": "OUTRIDER_VERIFY_", "draft": "OUTRIDER_DRAFT_", "orchestrate": "OUTRIDER_ORCHESTRATOR_"}
