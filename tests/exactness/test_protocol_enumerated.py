@@ -75,7 +75,8 @@ SCHEDULES = {
     "hints before commits": ("|dppvhdcdppvc", PIPELINED_2, {"taken_hint", "recovered", "held"}),
     "hints while drafting in flight": ("|ddppvhdppvc", PIPELINED, {"taken_hint", "held", "stale"}),
     "hints behind commits": ("|ddppvcchdppv", PIPELINED, {"late_hint", "recovered"}),
-    "hints behind lost ones": ("dppvtvtvHhdccch|ddppvhc", PIPELINED, {"odd_hint", "patience", "taken_hint"}),
+    "a hint behind two lost ones": ("tvtvHHhcc|ddppvhc", PIPELINED, {"patience", "taken_hint", "held"}),
+    "a hint that skips one": ("tvtvtvHhccc|ddppvhc", PIPELINED, {"odd_hint", "patience", "recovered"}),
     "hint of a reset": ("ddggpphdpp|vccdhppvc", PIPELINED, {"gap", "reset", "taken_hint"}),
     "hints, and a verifier lost": ("dppvhdppr|dppvhc", PIPELINED, {"taken_hint", "verifier lost"}),
 }
