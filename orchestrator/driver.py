@@ -269,6 +269,7 @@ class Driver:
                 self._spoken.time_to_first_token_s.observe(now_s - self._job.started_s)
             self._round_s = now_s
         self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
+        self._spoken.guarantee_void.inc(max(0, verdict.guarantee_void - self._meter.guarantee_void))
         self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:

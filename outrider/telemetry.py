@@ -117,14 +117,11 @@ class SpeculationMetrics:
         self.accepted_per_position = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by distance in the epoch", "position"
         )
-        self.wasted = counter("spec_decode_num_wasted_tokens", "Draft tokens that arrived and were never tested")
-        self.stale = counter("spec_decode_num_stale_messages", "Proposals of an epoch that was over")
         self.dropped = counter("dropped_messages", "Peers' messages that were dropped", "reason")
         self.epochs = counter("epochs", "Epoch changes", "cause")
         self.off = counter("speculation_off", "Generations during which speculation was off", "reason")
         self.tokens = counter("generation_tokens", "Tokens committed, by where they came from", "kind")
         self.guarantee_void = counter("guarantee_void", "Times that a drafter withheld tokens it had announced")
-        self.draft_s = histogram("draft_time", "Draft time per proposal")
         self.verify_s = histogram("verify_time", "Model time per target pass")
         self.queue_s = histogram("queue_time", "Wait of a proposal for its pass")
         self.commit_s = histogram("commit_time", "Time to log and emit a verdict")
