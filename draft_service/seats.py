@@ -27,7 +27,15 @@ from draft_service.orders import (
 )
 from draft_service.proposals import ProposeStreams
 from draft_service.session import SessionKey
-from outrider.errors import FailedPrecondition, OutriderError, ProtocolError, ResourceExhausted, Unavailable
+from outrider.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    FailedPrecondition,
+    OutriderError,
+    ProtocolError,
+    ResourceExhausted,
+    Unavailable,
+)
 from outrider.ids import Generation, SessionId
 from outrider.messages import (
     DraftClose,
@@ -262,16 +270,20 @@ async def _first(stream: DraftStream) -> DraftOpen:
     """Return the opening message of a stream.
 
     Raises:
-        ProtocolError: something else came first, or nothing in time.
+        ProtocolError: something else came first.
+        DeadlineExceeded: nothing came in time.
+        Cancelled: the caller left before.
     """
     try:
         message = await stream.receive(OPEN_TIMEOUT_S)
     except TimeoutError:
-        raise ProtocolError(f"the stream was not opened within {OPEN_TIMEOUT_S:g} s") from None
+        raise DeadlineExceeded(f"no DraftOpen within {OPEN_TIMEOUT_S:g} s") from None
     match message:
         case DraftOpen():
             return message
         case Malformed() | Broken():
             raise message.error
+        case Ended():
+            raise Cancelled("the stream ended before its DraftOpen")
         case _:
             raise ProtocolError(f"{type(message).__name__} came before the opening")

@@ -1,6 +1,6 @@
 """One call after another, each from the seed of the run and its own number alone, so that any can be made again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from google.protobuf.message import Message
@@ -8,6 +8,8 @@ from google.protobuf.message import Message
 from tests.fuzz.mutation import damaged, noise, shaken
 from tests.fuzz.samples import METHODS, Facts, Method
 
+BATCH = 100
+"""Calls that share names."""
 WAITS_S = (0.0, 0.0, 0.0, 0.02, 0.1)
 """How long a caller leaves its side of a stream open behind its last message."""
 
@@ -26,7 +28,7 @@ def make_call(seed: int, number: int, facts: Facts) -> Call:
     """Return a call of a run."""
     dice = Random(f"{seed}:{number}")
     method = METHODS[number % len(METHODS)]
-    messages = method.make(dice, facts)
+    messages = method.make(dice, replace(facts, batch=number // BATCH))
     if method.streams:
         messages = _reordered(messages, dice)
     inputs = tuple(_spoilt(message, dice, sound=method.streams and dice.random() < 0.5) for message in messages)

@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 
 from outrider.v1 import draft_pb2, generation_pb2, types_pb2, verify_pb2
 
-NUM_NAMES = 12
-"""Names of sessions and of draft workers between services."""
+NUM_NAMES = 4
+"""Names of sessions, and of draft workers, between services, at a time."""
 SENTENCES = ("the cat sat on ", "a", "Grüße, 世界 \U0001f600", "x" * 300, "\x00\x7f\ufffd")
 SAMPLED = (types_pb2.MODE_COUPLED, types_pb2.MODE_REJECTION, types_pb2.MODE_BLOCK)
 MODES = (types_pb2.MODE_GREEDY, *SAMPLED)
@@ -28,6 +28,8 @@ class Facts:
     """Ids of its draft workers, for whom one may pretend to speak."""
     sessions: tuple[str, ...] = ()
     """Sessions of clients, which nobody counts on."""
+    batch: int = 0
+    """Part of the names between services: a session that has seen a high generation refuses all that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,14 @@ def _describe_drafter(dice: Random, _: Facts) -> list[Message]:
     return [draft_pb2.DraftServiceDescribeRequest(with_tokens=dice.random() < 0.2)]
 
 
-def _name(dice: Random) -> str:
-    return f"fuzz-{dice.randrange(NUM_NAMES)}"
+def _name(dice: Random, facts: Facts) -> str:
+    return f"fuzz-{facts.batch}-{dice.randrange(NUM_NAMES)}"
 
 
 def _generation(dice: Random) -> types_pb2.Generation:
-    return types_pb2.Generation(fence=dice.choice((0, 1, 2, dice.getrandbits(62))), attach=dice.randrange(3))
+    return types_pb2.Generation(
+        fence=dice.getrandbits(62) if dice.random() < 0.02 else dice.randrange(3), attach=dice.randrange(3)
+    )
 
 
 def _epoch(dice: Random) -> types_pb2.Epoch:
@@ -136,13 +140,14 @@ def _speculation(dice: Random) -> types_pb2.Speculation:
     return types_pb2.Speculation(gamma=4, restart_gamma=2, window=dice.choice((0, 4, 8, 1024)))
 
 
-def _decode(dice: Random, _: Facts) -> list[Message]:
+def _decode(dice: Random, facts: Facts) -> list[Message]:
     ids, mode = _ids(dice), dice.choice(MODES)
     opened = verify_pb2.DecodeOpen(
-        session_id=_name(dice), generation=_generation(dice), token_ids=ids, classes=b"\x01" * len(ids), mode=mode,
+        session_id=_name(dice, facts), generation=_generation(dice), mode=mode, token_ids=ids,
+        classes=b"\x01" * len(ids),
         sampling=_sampling(dice, mode), key=b"" if mode == types_pb2.MODE_GREEDY else dice.randbytes(16),
         prompt_len=dice.randint(1, len(ids)), commit_limit=len(ids) + dice.randint(1, 20),
-        speculation=_speculation(dice), worker_id=dice.choice(("", _name(dice))),
+        speculation=_speculation(dice), worker_id=dice.choice(("", _name(dice, facts))),
     )  # fmt: skip
     opened.patience.FromMilliseconds(dice.choice((0, 5, 1000)))
     messages: list[Message] = [verify_pb2.DecodeRequest(open=opened)]
@@ -151,7 +156,7 @@ def _decode(dice: Random, _: Facts) -> list[Message]:
             generation=opened.generation, logged_len=len(ids) + dice.randrange(20),
             commit_limit=len(ids) + dice.randrange(40), speculation=_speculation(dice),
         )  # fmt: skip
-        attach = verify_pb2.DecodeAttach(generation=_generation(dice), worker_id=_name(dice))
+        attach = verify_pb2.DecodeAttach(generation=_generation(dice), worker_id=_name(dice, facts))
         messages.append(
             verify_pb2.DecodeRequest(progress=progress)
             if dice.random() < 0.7
@@ -163,14 +168,14 @@ def _decode(dice: Random, _: Facts) -> list[Message]:
 
 
 def _propose(dice: Random, facts: Facts) -> list[Message]:
-    worker_id = dice.choice(facts.workers) if facts.workers and dice.random() < 0.02 else _name(dice)
+    worker_id = dice.choice(facts.workers) if facts.workers and dice.random() < 0.02 else _name(dice, facts)
     hello = verify_pb2.ProposeHello(
         worker_id=worker_id, vocabulary=facts.vocabulary, feature_layers=dice.choice(([], [-1])),
         takes_hints=dice.random() < 0.5,
     )  # fmt: skip
     messages: list[Message] = [verify_pb2.ProposeRequest(hello=hello)]
     for _i in range(dice.randrange(6)):
-        session_id, epoch, base_len = _name(dice), _epoch(dice), dice.randrange(60)
+        session_id, epoch, base_len = _name(dice, facts), _epoch(dice), dice.randrange(60)
         ids = _ids(dice, 4)
         header = verify_pb2.ProposalHeader(session_id=session_id, epoch=epoch, base_len=base_len, count=len(ids))
         proposal = verify_pb2.Proposal(
@@ -197,7 +202,7 @@ def _rows(ids: Sequence[int]) -> types_pb2.DraftRows:
 def _draft(dice: Random, facts: Facts) -> list[Message]:
     ids, mode = _ids(dice), dice.choice(MODES)
     opened = draft_pb2.DraftOpen(
-        session_id=_name(dice), epoch=_epoch(dice), token_ids=ids, mode=mode, sampling=_sampling(dice, mode),
+        session_id=_name(dice, facts), epoch=_epoch(dice), token_ids=ids, mode=mode, sampling=_sampling(dice, mode),
         draft_key=b"" if mode == types_pb2.MODE_GREEDY else dice.randbytes(16), speculation=_speculation(dice),
         verifier_id="fuzz", verifier_address=dice.choice((*[facts.verify_address] * 9, "127.0.0.1:1")),
         prompt_len=dice.randint(1, len(ids)), max_len=len(ids) + dice.randint(1, 60),
