@@ -50,6 +50,8 @@ REFUSED_WORDS = re.compile(r"^(BUSY|MISCONF|NOREPLICAS|UNKILLABLE)\b|-(OOM|READO
 
 LOST_TRANSPORT = "the handler is closed"
 """What uvloop says of a transport whose connection is lost."""
+NO_WRITER = "'NoneType' object has no attribute 'writelines'"
+"""Of redis-py's error where one call has closed the connection that another one is about to write to."""
 
 UNREACHED = (ConnectionError, TimeoutError, ClusterError, RedisClusterException, OSError)
 """The server is away: the script may have run or not."""
@@ -176,14 +178,15 @@ async def _heeding_cancellation(call: Awaitable[Any]) -> Any:
 
     Raises:
         ConnectionError: the connection was lost before anything was written to it. asyncio drops what is written then;
-            uvloop raises a RuntimeError, which redis-py passes on.
+            uvloop raises a RuntimeError, which redis-py passes on. Or another call of a new cluster client, which is
+            still finding its nodes, has closed it: redis-py then writes to nothing.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:
         return await call
-    except RuntimeError as error:
-        if LOST_TRANSPORT not in str(error):
+    except (RuntimeError, AttributeError) as error:
+        if LOST_TRANSPORT not in str(error) and NO_WRITER not in str(error):
             raise
         raise ConnectionError("the connection was lost as soon as it was made") from error
     finally:
