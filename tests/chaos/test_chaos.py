@@ -24,7 +24,7 @@ from tests.chaos.report import rows
 from tests.chaos.schedule import ORCHESTRATORS, VERIFIERS, Kind, plan
 from tests.chaos.twins import Script, scripts
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 SEED, NUM_FAULTS = 4, 16
 """Fixed, so that one tree has one outcome; the long form draws a fresh seed."""

@@ -11,7 +11,7 @@ from tests.authority import Authority
 from tests.e2e.test_cli import outrider
 from tests.e2e.toys import ask, expected, hear
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
 
 _TOY = {"MODEL": "toy", "TOY_SEED": "7", "NUM_BLOCKS": "64"}
 
