@@ -47,7 +47,9 @@ def said(count: int, seed: int | None) -> list[int]:
 def tune(app: OrchestratorApp, session_id: SessionId, speculation: Speculation) -> None:
     """Let a running generation draft otherwise from now on, as its policy would."""
     assert app.sessions is not None
-    app.sessions._running[session_id].feed(Tuned(speculation, 2.0))
+    driver = app.sessions._running[session_id]
+    driver._tuning.speculation = speculation  # else the next change of patience would bring the old plan back
+    driver.feed(Tuned(speculation, 2.0))
 
 
 def kinds(heard: Heard) -> list[TokenKind]:
