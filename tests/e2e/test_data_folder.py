@@ -20,7 +20,7 @@ from outrider.messages import SamplingParams
 from tests.contract.servers import free_port
 from tests.e2e.toys import Heard, hear
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 START = [sys.executable, "-c", "from outrider.cli.app import main; main()"]
