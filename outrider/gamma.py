@@ -90,6 +90,21 @@ def pipelined_rate(alpha: float, restart_gamma: int, gamma: int, costs: Costs) -
     return 1.0 / ((1.0 - alpha) * restart_s + alpha ** (restart_gamma + 1) * run_s / words_per_pass(alpha, gamma - 1))
 
 
+def words_per_pipelined_pass(alpha: float, restart_gamma: int, gamma: int) -> float:
+    """Return the expected tokens per target pass of `pipelined_rate`'s chains.
+
+    A chain yields 1 / (1 - alpha) tokens, and takes the restart's pass and one for every run that it survives into. At
+    gamma = restart_gamma it is a little less than what a sequential round yields, which has a bonus token where this
+    one has a held row: the gain is in the time of the rounds.
+
+    Args:
+        alpha: in [0, 1].
+        restart_gamma: g0, tokens of the first proposal of a chain, 1 .. gamma.
+        gamma: g, tokens of every later proposal.
+    """
+    return 1.0 / (1.0 - alpha + alpha ** (restart_gamma + 1) / words_per_pass(alpha, gamma - 1))
+
+
 def upper_bound(alpha: float, costs: Costs) -> float:
     """Return what no single chain can exceed: its 1 / (1 - alpha) tokens need at least one draft, trip and pass."""
     chain_s = (1.0 - alpha) * (costs.verify_s + costs.round_trip_s + costs.draft_s)
@@ -160,6 +175,29 @@ def break_even_alpha(draft_s: float, verify_s: float, round_trip_s: float, max_g
         ),
         math.inf,
     )
+
+
+def break_even_draft_s(alpha: float, verify_s: float, round_trip_s: float, max_gamma: int, pipelined: bool) -> float:
+    """Return t_d below which speculation pays, to a thousandth of a pass; 0 if not even free drafts do.
+
+    Args and errors are those of `choose`. A draft token that takes as long as a pass never pays.
+    """
+
+    def pays(draft_s: float) -> bool:
+        return choose(alpha, draft_s, verify_s, round_trip_s, max_gamma, pipelined).enabled
+
+    if not pays(0.0):
+        return 0.0
+    low, high = 0.0, verify_s
+    while high - low > verify_s / 2000:
+        middle = (low + high) / 2
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def best_restart(alpha: float, gamma: int, costs: Costs) -> int:
+    """Return g0, the best number of tokens of a chain's first proposal where later ones have `gamma`."""
+    return max(range(1, gamma + 1), key=lambda restart: pipelined_rate(alpha, restart, gamma, costs))
 
 
 def _best_sequential(alpha: float, costs: Costs, max_gamma: int) -> tuple[Speculation, float]:

@@ -26,6 +26,7 @@ from outrider.redaction import redacted
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
 app.command(keys_app)
+app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 console = Console(highlight=False)
 
 WARM_UP_TOKENS = 8

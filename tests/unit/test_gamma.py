@@ -11,12 +11,14 @@ from outrider.gamma import (
     AlphaEstimator,
     Costs,
     break_even_alpha,
+    break_even_draft_s,
     choose,
     pipelined_rate,
     plain_rate,
     sequential_rate,
     upper_bound,
     words_per_pass,
+    words_per_pipelined_pass,
 )
 
 REPEATABLE = settings(deadline=None, database=None, derandomize=True)
@@ -125,6 +127,30 @@ def test_break_even_is_where_the_choice_changes() -> None:
     assert not choose(alpha - 0.001, 0.006, VERIFY_S, 0.001, 8, pipelined=False).enabled
     assert alpha == pytest.approx((0.006 + 0.001) / VERIFY_S, abs=0.001)
     assert break_even_alpha(0.05, VERIFY_S, 0.0, 8, pipelined=True) == math.inf
+
+
+@pytest.mark.parametrize(("alpha", "restart", "gamma"), [(0.8, 4, 4), (0.6, 2, 5), (0.9, 1, 8), (0.0, 2, 3)])
+def test_words_per_pipelined_pass_are_those_of_chains_followed_run_by_run(
+    alpha: float, restart: int, gamma: int
+) -> None:
+    tokens, passes = 0.0, 1.0
+    reached, lengths = 1.0, restart
+    for _ in range(400):  # runs of a chain; what comes after them weighs nothing
+        tokens += reached * sum(alpha**step for step in range(lengths))  # the token that ends it comes with each test
+        reached *= alpha**lengths
+        passes += reached * alpha  # the held row's test comes first
+        tokens, reached, lengths = tokens + reached, reached * alpha, gamma - 1
+    assert words_per_pipelined_pass(alpha, restart, gamma) == pytest.approx(tokens / passes)
+
+
+def test_a_draft_token_may_cost_what_break_even_says_and_no_more() -> None:
+    for pipelined in (False, True):
+        limit = break_even_draft_s(0.7, VERIFY_S, 0.002, 8, pipelined)
+        assert choose(0.7, limit - 2e-5, VERIFY_S, 0.002, 8, pipelined).enabled
+        assert not choose(0.7, limit + 2e-5, VERIFY_S, 0.002, 8, pipelined).enabled
+    # One token is drafted there: it pays as long as drafting and the trip take less than alpha passes.
+    assert break_even_draft_s(0.7, VERIFY_S, 0.0, 8, False) == pytest.approx(0.7 * VERIFY_S, abs=2e-5)
+    assert break_even_draft_s(0.0, VERIFY_S, 0.0, 8, False) == 0.0
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, math.nan])
