@@ -1,0 +1,1 @@
+"""Networks that draft from what the target already computed, and their checkpoints."""
