@@ -25,7 +25,8 @@ from draft_service.drafters.protocol import Drafter, DraftSession, Guessed, Work
 from outrider.generation import ChatPrompt, TextPrompt
 from outrider.ids import Epoch, Mode, SessionId, TokenClass
 from outrider.messages import SamplingParams
-from outrider.model.loader import DEFAULT_MODEL, ModelSpec, load
+from outrider.model.loader import load
+from outrider.model.names import DEFAULT_MODEL, ModelSpec
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import Feed, prefill_plan
 

@@ -18,7 +18,8 @@ from benchmarks.machine import facts
 from benchmarks.results import facts_list, table, write
 from outrider.ids import TokenClass
 from outrider.model.fused import FusedLayer
-from outrider.model.loader import DEFAULT_MODEL, ModelSpec, load
+from outrider.model.loader import load
+from outrider.model.names import DEFAULT_MODEL, ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.packed import PackedLinear
 from outrider.model.runner import Feed, KvSlot, prefill_plan

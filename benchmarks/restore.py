@@ -24,7 +24,7 @@ from benchmarks.results import facts_list, table, write
 from outrider.errors import OutriderError
 from outrider.ids import Generation, Mode, SessionId, TokenClass, WorkerId
 from outrider.messages import DecodeOpen, DecodeResponseMessage, SamplingParams, Speculation, Verdict
-from outrider.model.loader import DEFAULT_MODEL, ModelSpec
+from outrider.model.names import DEFAULT_MODEL, ModelSpec
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import BLOCK_LEN
 from outrider.store.embedded import EmbeddedServer

@@ -10,7 +10,7 @@ from outrider.client import Client
 from outrider.cluster import ServiceSpec
 from outrider.generation import Chunk, Finished, GenerationRequest, Notice, Started
 from outrider.ids import FinishReason, TokenKind
-from outrider.model.loader import DEFAULT_MODEL
+from outrider.model.names import DEFAULT_MODEL
 
 TOY = "toy"
 """Name of the toy model and of its drafter."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from outrider.model.loader import DEFAULT_MODEL
+from outrider.model.names import DEFAULT_MODEL
 from outrider.model.settings import ModelSettings
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoTokenizer
 
 from draft_service.config import DraftSettings
 from draft_service.drafters.causal_lm import CausalLm
@@ -13,8 +12,7 @@ from draft_service.drafters.protocol import Drafter
 from draft_service.drafters.toy import noisy
 from outrider.errors import NotFound
 from outrider.messages import Vocabulary
-from outrider.model.loader import ModelSpec, locate
-from outrider.model.opening import open_model
+from outrider.model.names import ModelSpec, locate
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import HasVocabulary, vocabulary
@@ -61,6 +59,9 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
 
 
 def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    # Here, because a toy needs none of it: the model libraries take seconds to import.
+    from outrider.model.opening import open_model  # noqa: PLC0415
+
     spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
     drafter = CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse)
@@ -81,6 +82,8 @@ def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
 
 def _tokenizer(settings: DraftSettings, on_progress: Progress) -> HasVocabulary:
     """Load a model's tokenizer alone."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 - as above
+
     source = locate(settings.model, on_progress)
     on_progress("loading the tokenizer", None)
     try:

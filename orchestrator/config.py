@@ -12,7 +12,7 @@ from outrider.certificates import TlsFiles, TlsMaterial
 from outrider.config import ServiceSettings
 from outrider.ids import Mode
 from outrider.messages import Speculation
-from outrider.model.loader import DEFAULT_MODEL
+from outrider.model.names import DEFAULT_MODEL
 
 Addresses = Annotated[tuple[str, ...], NoDecode]
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, assert_never, cast
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, GenerationConfig
 
 from orchestrator.text import Decoder, Tokenizer
 from outrider.errors import InvalidRequest, NotFound
 from outrider.generation import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
 from outrider.messages import Vocabulary
-from outrider.model.loader import locate
+from outrider.model.names import locate
 from outrider.model.toy import ToyTokenizer
 from outrider.model.vocabulary import vocabulary
 
@@ -91,6 +90,9 @@ def load_language(model: str) -> Language:
     if model == TOY_MODEL:
         toy = ToyTokenizer()
         return Language(model, toy, Decoder(toy), vocabulary(toy), frozenset({toy.eos_token_id}))
+    # Here, because a toy needs none of it: it takes seconds to import.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
     source = locate(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -105,6 +107,8 @@ def load_language(model: str) -> Language:
 
 def _stated_ends(source: str) -> list[int]:
     """Return the end-of-sequence ids of the generation settings; a model need not have any."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - as above
+
     try:
         stated = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:

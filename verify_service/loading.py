@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.messages import Vocabulary
-from outrider.model.loader import ModelSpec
-from outrider.model.opening import open_model
+from outrider.model.names import ModelSpec
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import HasVocabulary, vocabulary
@@ -46,6 +45,9 @@ def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
     torch.set_num_threads(settings.threads)
     if settings.model == TOY:
         return _toy(settings)
+    # Here, because a toy needs none of it: the model libraries take seconds to import.
+    from outrider.model.opening import open_model  # noqa: PLC0415
+
     spec = ModelSpec(settings.model, settings.dtype, None, settings.device)
     opened = open_model(
         spec,

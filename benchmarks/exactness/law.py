@@ -25,7 +25,7 @@ from benchmarks.exactness.sampler import Recipe, Sample, Sampler
 from draft_service.drafters.causal_lm import CausalLm
 from outrider.ids import Mode, TokenClass
 from outrider.messages import SamplingParams
-from outrider.model.loader import ModelSpec
+from outrider.model.names import ModelSpec
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import BLOCK_LEN, Feed, ModelRunner, prefill_plan
 from outrider.sampling import probabilities

@@ -18,7 +18,8 @@ from benchmarks.prompt_set import LabelledPrompt
 from benchmarks.serving import Progress, Reply, ask_all
 from outrider.client import Client
 from outrider.generation import GenerationRequest, SpeculationChoice
-from outrider.model.loader import ModelSpec, load
+from outrider.model.loader import load
+from outrider.model.names import ModelSpec
 
 TIE = 1e-3
 """Logits this close count as equal."""

@@ -21,11 +21,12 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.ids import Mode
 from outrider.messages import SamplingParams
-from outrider.model.names import DEFAULT_MODEL
+from outrider.model.names import DEFAULT_MODEL, locate
 from outrider.redaction import redacted
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
 app.command(keys_app)
+app.command("outrider.cli.drafters:app", name="drafters", help="Make, measure and choose drafters.")
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 console = Console(highlight=False)
 
@@ -250,8 +251,6 @@ async def _until_terminated(command: Coroutine[Any, Any, None]) -> None:
 @asynccontextmanager
 async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
     """Convert the model if it has to be, then start everything; progress bars while it lasts."""
-    from outrider.model.loader import locate  # noqa: PLC0415 - loads model libraries, which `generate` does not need
-
     with stages(console) as shown:
         await asyncio.to_thread(locate, settings.target, shown.update)
         cluster = LocalCluster(

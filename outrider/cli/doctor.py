@@ -10,7 +10,7 @@ from rich.console import Console
 
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.errors import OutriderError
-from outrider.model.loader import ModelSpec
+from outrider.model.names import ModelSpec
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.vocabulary import first_difference
 from outrider.store.embedded import find_server

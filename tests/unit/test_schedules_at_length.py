@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.model.loader import ModelSpec
+from outrider.model.names import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.probe import CANDIDATES
 from outrider.model.runner import ModelRunner

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from orchestrator.text import REPLACEMENT, Decoder, Detokenizer, Tokenizer
-from outrider.model.loader import DEFAULT_MODEL, locate
+from outrider.model.names import DEFAULT_MODEL, locate
 from outrider.model.toy import ToyTokenizer
 
 TEXT = "Hello 😀 wörld 你好世界 e\u0301a\u0308 नमस्ते 👨\u200d👩\u200d👧\u200d👦 end. \u200b\ufeff"

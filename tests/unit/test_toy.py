@@ -5,7 +5,7 @@ import torch
 
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
-from outrider.model.loader import ModelSpec
+from outrider.model.names import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.runner import Feed, InvalidFeed, ModelRunner, PoolExhausted
 from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_from_name
