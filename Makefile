@@ -9,6 +9,8 @@ TORCH  ?= torch==2.13.0
 TORCH_FLAGS ?=
 PROMPT ?= Explain in three sentences why the sky is blue.
 ARGS   ?=
+# Test files that run side by side.
+JOBS   ?= 2
 
 PACKAGES := outrider draft_service verify_service orchestrator benchmarks tests
 PROTOS   := $(wildcard protos/outrider/v1/*.proto)
@@ -42,10 +44,10 @@ up: venv ## start a local cluster that stays until interrupted
 	$(BIN)/outrider up $(ARGS)
 
 test: venv ## run the tests that are not slow
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
 
 test-all: venv ## run all tests, the slow ones too
-	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: lint types proto-check imports buf test ## everything a change must pass
 

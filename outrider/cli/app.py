@@ -14,7 +14,7 @@ from rich.console import Console
 
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
-from outrider.cli.show import Answer, figures_table, legend
+from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import Client, ClientTls, client_tls
 from outrider.cluster import LocalCluster
 from outrider.errors import InvalidRequest, OutriderError
@@ -308,17 +308,13 @@ def _show(answer: Answer, title: str, origins: bool) -> None:
 
 
 def _compare(answer: Answer, twin: Answer, *, repeatable: bool) -> None:
-    """Show the twin's figures, the ratio of the two, and whether the texts are equal."""
+    """Show the twin's figures, and how the two compare."""
     if answer.finished is None or twin.finished is None:
         return
     console.print()
     console.print(figures_table(twin.finished, "the twin, without speculation"))
-    ours, theirs = answer.finished.figures.tokens_per_second, twin.finished.figures.tokens_per_second
-    console.print(f"\nspeed: {ours / theirs:.2f} times the twin's" if ours and theirs else "\ntoo short to compare")
-    if not repeatable:
-        console.print("the texts need not be equal: without a seed only their distribution is the same")
-    elif answer.token_ids == twin.token_ids:
-        console.print("the texts are equal")
-    else:
-        console.print("[red]the texts differ[/red]")
+    console.print()
+    for line in comparison(answer, twin, repeatable=repeatable):
+        console.print(line)
+    if repeatable and answer.token_ids != twin.token_ids:
         sys.exit(1)

@@ -68,6 +68,24 @@ def legend() -> Text:
     return text
 
 
+def comparison(answer: Answer, twin: Answer, *, repeatable: bool) -> Iterable[Text]:
+    """Say how an answer compares with its twin's: the ratio of their speeds, and whether the texts are equal.
+
+    Args:
+        answer: finished.
+        twin: finished, of the same request without speculation.
+        repeatable: whether the texts have to be equal.
+    """
+    ours, theirs = (each.finished.figures.tokens_per_second if each.finished else 0.0 for each in (answer, twin))
+    yield Text(f"speed: {ours / theirs:.2f} times the twin's" if ours and theirs else "too short to compare")
+    if not repeatable:
+        yield Text("the texts need not be equal: without a seed only their distribution is the same")
+    elif answer.token_ids == twin.token_ids:
+        yield Text("the texts are equal")
+    else:
+        yield Text("the texts differ", style="red")
+
+
 def figures_table(finished: Finished, title: str = "") -> Table:
     """Lay out how a generation went."""
     table = Table(title=title or None, show_header=False, box=None, title_justify="left", padding=(0, 2, 0, 0))

@@ -173,11 +173,3 @@ async def test_what_cannot_be_done_is_said_in_one_line(arguments: tuple[str, ...
     assert status == 1
     assert words in errors
     assert errors.count("\n") == 1, errors
-
-
-async def test_unseeded_texts_are_not_compared_and_one_token_has_no_speed() -> None:
-    arguments = "run", "the cat", "--target", "toy", "--compare", "--temperature", "1", "--max-tokens", "1"
-    status, output, errors = await outrider(*arguments)
-    assert (status, errors) == (0, "")
-    assert "too short to compare" in output
-    assert "need not be equal" in output
