@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,21 +221,26 @@ class LocalCluster:
             async with asyncio.timeout(self._start_timeout_s):
                 for name in self.services:
                     self._on_progress(name)
-                    description = await self.announced(name)
+                    description = await self.announced(name, self.services.values())
                     if description.role == "orchestrate":
                         self.address = description.address
         except TimeoutError:
             raise Unavailable(f"the cluster did not start within {self._start_timeout_s:g} s") from None
 
-    async def announced(self, name: str) -> WorkerDescription:
+    async def announced(self, name: str, also: Iterable[Service] = ()) -> WorkerDescription:
         """Wait until a service has announced itself, and return its description.
 
+        Args:
+            name: of the service.
+            also: services without which there is nothing to wait for.
+
         Raises:
-            Unavailable: the service ended first.
+            Unavailable: one of them ended first.
         """
         service = self.services[name]
         while True:
-            service.require_running()
+            for each in (service, *also):
+                each.require_running()
             for worker in await self.workers(service.spec.role):
                 if worker.worker_id == name:
                     return worker
