@@ -12,7 +12,7 @@ from verify_service.alarms import Alarms
 from verify_service.events import Count, Event, Report, Rewind, Scheduled, StartTimer, Test, TimerExpired, TimerKind
 from verify_service.inbox import Ticket
 from verify_service.judging import judge, num_row_mismatches, rows_of
-from verify_service.reports import hint_of, verdict_of
+from verify_service.reports import features_of, hint_of, verdict_of
 from verify_service.sessions import Session
 from verify_service.workers import Workers
 
@@ -101,6 +101,19 @@ class Driver:
         self.counters["draft_row_mismatch"] += num_row_mismatches(session, test)
         self.step(session, judge(session, test, rows_of(session, test, rows)))
 
+    def tell_features(self, session: Session) -> None:
+        """Send a drafter that asked for them the hidden states of the last pass whose positions stay, once.
+
+        They go before the hint that its epoch ended: the drafter guesses from them as soon as it hears that.
+        """
+        fresh, session.fresh = session.fresh, None
+        if fresh is None or session.slot is None:
+            return
+        kept = session.slot.length - fresh.position
+        if kept > 0:
+            message = features_of(session.opened.session_id, fresh, kept)
+            self.workers.tell(session.chain.worker_id, message)
+
     def start_timer(self, session: Session, timer: StartTimer) -> None:
         """Start a chain's timer; that of a session without complete KV waits until it is ready."""
         if not session.ready:
@@ -122,6 +135,7 @@ class Driver:
 
     def _report(self, session: Session, report: Report) -> None:
         session.send(verdict_of(session, report))
+        self.tell_features(session)
         worker_id = session.chain.worker_id
         if self.send_hints and self.workers.takes_hints(worker_id):
             hint = hint_of(session.chain, report)

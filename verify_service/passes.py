@@ -12,10 +12,9 @@ from outrider.errors import Internal
 from outrider.ids import TokenClass
 from outrider.model.runner import ModelRunner, Rows
 from verify_service.driver import Driver
-from verify_service.reports import features_of
 from verify_service.residence import Residence
 from verify_service.scheduler import Scheduler, Work
-from verify_service.sessions import Session
+from verify_service.sessions import Fresh, Session
 
 
 @dataclass(slots=True)
@@ -80,14 +79,16 @@ class Passes:
         """Judge one part of a pass, or note that its KV has grown."""
         session = work.session
         try:
+            if rows.hidden is not None:
+                session.fresh = Fresh(session.chain.epoch, work.start, rows.hidden)
             if work.test is not None:
                 self.driver.judge(session, work.test, rows.logits if rows.best is None else rows.best)
             elif work.feed.slot.length == session.chain.kv_len:
                 session.filling = False
                 self.driver.make_ready(session)
+            self.driver.tell_features(session)
             self._check(session, work)
             self.residence.commit(session)
-            self._tell_features(session, work, rows)
         except Exception as error:
             self.driver.fail(session, error)
 
@@ -95,10 +96,3 @@ class Passes:
         length, expected = work.feed.slot.length, session.chain.kv_len
         if length > expected or (session.ready and length != expected):
             raise Internal(f"KV of {length} tokens where the chain has {expected}")
-
-    def _tell_features(self, session: Session, work: Work, rows: Rows) -> None:
-        """Send a drafter that asked for them the hidden states of the positions that stay."""
-        kept = work.feed.slot.length - work.start
-        if rows.hidden is not None and kept > 0:
-            message = features_of(session, work.start, rows.hidden[:kept])
-            self.driver.workers.tell(session.chain.worker_id, message)

@@ -2,12 +2,12 @@
 
 import torch
 
-from outrider.ids import TokenKind
+from outrider.ids import SessionId, TokenKind
 from outrider.messages import RollbackHint, TargetFeatures, Verdict
 from outrider.messages import Tensor as WireTensor
 from verify_service.chain import Chain
 from verify_service.events import Report
-from verify_service.sessions import PassFigures, Session
+from verify_service.sessions import Fresh, PassFigures, Session
 
 _WIRE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -49,15 +49,16 @@ def hint_of(chain: Chain, report: Report) -> RollbackHint | None:
     return RollbackHint(chain.session_id, begun, end - 1, report.token_ids[-1])
 
 
-def features_of(session: Session, position: int, hidden: torch.Tensor) -> TargetFeatures:
-    """Pack hidden states of committed positions for the wire.
+def features_of(session_id: SessionId, fresh: Fresh, kept: int) -> TargetFeatures:
+    """Pack hidden states of committed positions for the wire; a dtype that the wire lacks is sent as float32.
 
     Args:
-        session: the session.
-        position: absolute position of the first row.
-        hidden: [num_positions, hidden_size]; a dtype that the wire lacks is sent as float32.
+        session_id: whose they are.
+        fresh: of the pass.
+        kept: how many of its positions stay, from the first on.
     """
+    hidden = fresh.hidden[:kept]
     rows = hidden if hidden.dtype in _WIRE_DTYPES else hidden.float()
     data = rows.contiguous().cpu().view(torch.uint8).numpy().tobytes()
     tensor = WireTensor(str(rows.dtype).removeprefix("torch."), (1, *rows.shape), data)
-    return TargetFeatures(session.opened.session_id, session.chain.epoch, position, tensor)
+    return TargetFeatures(session_id, fresh.epoch, fresh.position, tensor)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.ids import Mode, TokenClass
+from outrider.ids import Epoch, Mode, TokenClass
 from outrider.messages import DecodeOpen, ProposeMessage, TokenLogprobs
 from outrider.model.runner import BLOCK_LEN, KvSlot
 from outrider.sampling import History
@@ -22,6 +22,18 @@ class PassFigures:
     verify_s: float = 0.0
     queue_s: float = 0.0
     num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Hidden states of the last pass, for a drafter that wants those of the positions that stay."""
+
+    epoch: Epoch
+    """In which the pass was made."""
+    position: int
+    """Absolute, of the first row."""
+    hidden: Tensor
+    """[positions, hidden_size]"""
 
 
 class Session:
@@ -58,6 +70,8 @@ class Session:
         self.closed = False
         self.held_row: Tensor | None = None
         """[vocab] logits of the held row, or its likeliest id; not None exactly while the chain holds one."""
+        self.fresh: Fresh | None = None
+        """What its drafter has not been sent yet."""
         self.logprobs: list[TokenLogprobs] = []
         """Of the tokens that no verdict has named yet."""
         self.figures = PassFigures()

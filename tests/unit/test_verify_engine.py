@@ -678,6 +678,20 @@ def test_a_worker_that_asks_gets_the_hidden_state_of_every_committed_position() 
     assert seen == [float(at + 1) for at in range(len(client.committed) - (client.kinds[-1] is not TokenKind.ACCEPTED))]
 
 
+def test_features_come_before_the_hint_that_lets_the_drafter_go_on_from_them() -> None:
+    desk = Desk(feature_layers=(-1,), takes_hints=True)
+    client = Client(desk, Request(), noisy_draft(0.6))
+    desk.run([client])
+    known, num_hints = 0, 0
+    for item in desk.to_worker:
+        if isinstance(item, TargetFeatures):
+            known = item.position + item.features.shape[1]
+        elif isinstance(item, RollbackHint):
+            num_hints += 1
+            assert known == item.start
+    assert num_hints > 3
+
+
 @pytest.mark.parametrize("sends", [True, False])
 @pytest.mark.parametrize("takes", [True, False])
 def test_rollback_hints_name_the_verifiers_own_token_to_workers_that_want_them(sends: bool, takes: bool) -> None:
