@@ -31,6 +31,7 @@ from outrider.messages import (
     TargetFeatures,
 )
 from outrider.rpc import Broken, ClientTls, Ended, Malformed, Stream, channel, client_stream
+from outrider.sparing import Sparing
 from outrider.v1 import verify_pb2_grpc
 
 HELLO_TIMEOUT_S = 5.0
@@ -146,6 +147,7 @@ class Link:
         self.task: asyncio.Task[None] | None = None
         self._owner = owner
         self._stream: ProposeStream | None = None
+        self._sparing = Sparing()
         self._waiting: list[ProposeMessage] | None = []
         """What the first stream will begin with; None once there has been one."""
 
@@ -242,7 +244,8 @@ class Link:
                 case Draining(reason):
                     log.info("verifier %s is draining: %s", self.address, reason)
                 case Malformed(error):
-                    log.warning("verifier %s: %s", self.address, error)
+                    if self._sparing.allows():
+                        log.warning("verifier %s: %s", self.address, error)
                     self._owner.metrics.malformed.inc()
                 case ProposeWelcome():
                     self._owner.metrics.malformed.inc()

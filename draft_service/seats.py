@@ -48,6 +48,7 @@ from outrider.messages import (
 )
 from outrider.rpc import Broken, Ended, Malformed, Stream
 from outrider.sampling import validate
+from outrider.sparing import Sparing
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Seats:
         """
         self._info, self._capacity = info, capacity
         self._submit, self._proposals = submit, proposals
+        self._sparing = Sparing()
         self._seats: dict[SessionId, Seat] = {}
         self._highest: OrderedDict[SessionId, Generation] = OrderedDict()
         self.empty = asyncio.Event()
@@ -192,7 +194,8 @@ class Seats:
                     raise ProtocolError("a session is opened once per stream")
                 case Malformed(error):
                     # Dropped: if it was a commit, the next one shows the gap and is answered with `missing_from`.
-                    log.warning("session %s: %s", seat.key.session_id, error)
+                    if self._sparing.allows():
+                        log.warning("session %s: %s", seat.key.session_id, error)
                     self._proposals.metrics.malformed.inc()
                 case Ended() | Broken():
                     seat.end()

@@ -31,11 +31,13 @@ from draft_service.orders import (
     TakeCommit,
     TakeHint,
 )
+from draft_service.parking import Heard, Parking
 from draft_service.session import Session, SessionKey
 from draft_service.window import Window
 from outrider.errors import Internal, OutriderError
 from outrider.ids import SessionId
-from outrider.messages import DraftCommit, Pass, Proposal, ProposeMessage, RollbackHint
+from outrider.messages import DraftCommit, Pass, Proposal, ProposeMessage, RollbackHint, TargetFeatures
+from outrider.sparing import Sparing
 
 MAX_FAILED_STEPS = 5
 """Token steps in a row that may fail before the drafter counts as broken."""
@@ -68,12 +70,15 @@ class DraftWorker:
             clock: seconds, rising; only durations are used.
         """
         self._drafter = drafter
+        self._taker = drafter if isinstance(drafter, TakesFeatures) else None
         self._post = post
         self._metrics = metrics
         self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
         self._reports: list[Report] = []
         self._failed_steps = 0
+        self._parking = Parking()
+        self._sparing = Sparing()
 
     @property
     def has_work(self) -> bool:
@@ -94,8 +99,7 @@ class DraftWorker:
             case CloseSession():
                 self._close(order)
             case GiveFeatures():
-                if isinstance(self._drafter, TakesFeatures):
-                    self._drafter.take_features(order.features)
+                self._hear(Heard(order.verifier_address, order.features))
             case _:
                 assert_never(order)
         self._flush()
@@ -115,6 +119,8 @@ class DraftWorker:
             self._drafter.open(described, opened.token_ids)
         except Exception as error:
             self._fail(session, error, "open")
+        for heard in self._parking.take(order.key, self._clock()):
+            self._hear(heard)
 
     def _close(self, order: CloseSession) -> None:
         session = self._find(order.key)
@@ -127,6 +133,30 @@ class DraftWorker:
         session = self._find(key)
         if session is not None:
             self._advance(session, said)
+
+    def _hear(self, heard: Heard) -> None:
+        """Give features to the drafter if they are for an opening there is; for a newer one they are kept a while."""
+        if self._taker is None:
+            return
+        session = self._sessions.get(heard.key.session_id)
+        if session is None or heard.key.generation > session.key.generation:
+            fate = "parked" if self._parking.put(heard, self._clock()) else "overflow"
+        elif heard.key != session.key or heard.verifier_address != session.verifier_address:
+            fate = "stale"
+        else:
+            fate = self._give(self._taker, session, heard.features)
+        self._metrics.features.labels(fate).inc(heard.features.features.shape[1])
+
+    def _give(self, taker: TakesFeatures, session: Session, features: TargetFeatures) -> str:
+        """Hand features over; return what came of it."""
+        try:
+            taker.take_features(features)
+        except Exception as error:  # the session goes on without them
+            if self._sparing.allows("features"):
+                log.warning("session %s: features that cannot be used: %s", session.key.session_id, error)
+            return "unusable"
+        session.behind = True
+        return "taken"
 
     def _find(self, key: SessionKey) -> Session | None:
         session = self._sessions.get(key.session_id)
@@ -187,6 +217,7 @@ class DraftWorker:
 
     def _take(self, session: Session, guessed: Guessed, step_s: float) -> None:
         if guessed.caught_up:
+            session.behind = False
             self._mark_ready(session)
         drawing, num = session.drawing, len(guessed.token_ids)
         if drawing is None or not num:
@@ -292,7 +323,8 @@ class DraftWorker:
         """End a session by an error of its own or of its step; idempotent."""
         if self._sessions.get(session.key.session_id) is not session:
             return
-        log.warning("session %s ends in %s: %r", session.key.session_id, cause, error)
+        if self._sparing.allows(cause):
+            log.warning("session %s ends in %s: %r", session.key.session_id, cause, error)
         self._metrics.failures.labels(cause).inc()
         known = error if isinstance(error, OutriderError) else Internal(f"the drafter failed ({cause}): {error!r}")
         self._reports.append(Died(session.key, known, session.status(self._drafter.info.kind)))
@@ -318,6 +350,6 @@ def _work_of(session: Session) -> Work | None:
     window = session.window
     if session.drawing is not None:
         return Work(session.key.session_id, window.epoch, window.ids, session.drawing.count)
-    if session.planning is not None or not session.ready:
+    if session.planning is not None or session.behind or not session.ready:
         return Work(session.key.session_id, window.epoch, window.ids, 0)
     return None

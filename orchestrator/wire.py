@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from outrider.errors import OutriderError, Unavailable
 from outrider.rpc import Broken, Ended, Malformed, client_stream
+from outrider.sparing import Sparing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Wire(Generic[SendT, ReceiveT]):
         self._closed = False
         self._task: asyncio.Task[None] | None = None
         self.num_malformed = 0
+        self._sparing = Sparing()
 
     def send(self, message: SendT) -> None:
         """Say something; never blocks, and is dropped after the end.
@@ -84,7 +86,8 @@ class Wire(Generic[SendT, ReceiveT]):
                 heard = await stream.receive()
                 if isinstance(heard, Malformed):
                     self.num_malformed += 1
-                    log.warning("a worker's message is dropped: %s", heard.error)
+                    if self._sparing.allows():
+                        log.warning("a worker's message is dropped: %s", heard.error)
                 elif isinstance(heard, Broken):
                     cause = heard.error
                     break

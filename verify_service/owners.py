@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from outrider.errors import PermissionDenied
 from outrider.ids import WorkerId
+from outrider.sparing import Sparing
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class Owners:
             certified: whether a worker's id has to be a name in its certificate.
         """
         self._certified = certified
+        self._sparing = Sparing()
         self._held: dict[WorkerId, tuple[frozenset[str], int]] = {}
 
     @contextmanager
@@ -45,7 +47,8 @@ class Owners:
         if holder != shown or (self._certified and worker_id not in shown):
             why = "that worker has an open stream under another" if holder != shown else "that id is no name of it"
             text = f"a certificate that names {', '.join(names)} may not speak for worker {worker_id}: {why}"
-            log.warning("refused a Propose stream: %s", text)
+            if self._sparing.allows():
+                log.warning("refused a Propose stream: %s", text)
             raise PermissionDenied(text)
         self._held[worker_id] = (shown, count + 1)
         try:

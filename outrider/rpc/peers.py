@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from outrider.errors import PermissionDenied
+from outrider.sparing import Sparing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Callers:
 
     of_method: Mapping[str, Names] = field(default_factory=dict)
     """By full name, such as `/outrider.v1.VerifyService/Decode`."""
+    _sparing: Sparing = field(default_factory=Sparing, compare=False, repr=False)
 
     def check(self, method: str, context: Any) -> None:
         """Refuse a call whose peer may not make it.
@@ -57,7 +59,8 @@ class Callers:
             return
         listed = f"{allowed.setting} allows {', '.join(allowed.patterns)}" if allowed else "nobody may"
         text = f"a peer whose certificate names {', '.join(names) or 'nobody'} may not call {method}; {listed}"
-        log.warning("refused %s: %s", context.peer(), text)
+        if self._sparing.allows():
+            log.warning("refused %s: %s", context.peer(), text)
         raise PermissionDenied(text)
 
 

@@ -12,22 +12,23 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from grpc_status import rpc_status
 
-from outrider.errors import Code, DeadlineExceeded, Internal, InvalidRequest, OutriderError, Unavailable, code_of
+from outrider.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from outrider.rpc.conclusion import Conclusion
 from outrider.rpc.peers import Callers
 from outrider.rpc.tls import ServerTls
 from outrider.rpc.transport import MAX_MESSAGE_BYTES, server_options
-from outrider.status import status_of
 
 logger = logging.getLogger(__name__)
+
+Handler = Callable[[Any, Any], Any]
 
 REQUEST_S = 10.0
 """How long a call may take to send its one request, where it has one."""
@@ -56,6 +57,8 @@ class RpcServer:
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._services: tuple[str, ...] = ()
+        self.served = asyncio.Event()
+        """Set once it is SERVING for the first time: what is there by then stays."""
 
     async def start(self, listen: str, services: Sequence[str]) -> str:
         """Listen and serve.
@@ -93,6 +96,8 @@ class RpcServer:
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of the process ("") and of each of its services."""
+        if serving:
+            self.served.set()
         for name in ("", *self._services):
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)
 
@@ -171,7 +176,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, callers: Callers) -> None:
         """Keep who may call what."""
-        self._callers = callers
+        self._callers, self._conclusion = callers, Conclusion()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -187,7 +192,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
             behaviour = getattr(handler, kind)
-            guarded = behaviour and _guarded(method, behaviour, self._callers, one_request=kind.startswith("unary"))
+            guarded = behaviour and self._guarded(method, behaviour, one_request=kind.startswith("unary"))
             if guarded is behaviour:
                 continue
             if not kind.startswith("unary"):
@@ -198,6 +203,40 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 **{kind: None, kind.replace("unary", "stream", 1): guarded},
             )
         return handler  # type: ignore[no-any-return]
+
+    def _guarded(self, method: str, behaviour: Handler, *, one_request: bool) -> Handler:
+        """Wrap one behaviour so that its callers are checked and its errors become statuses.
+
+        gRPC keeps what ends a call in the state of the call, a cycle of its own that stays until garbage is collected,
+        and with it the frame that ended the call: hence that one has neither request nor error among its variables.
+        """
+        callers, conclusion = self._callers, self._conclusion
+
+        async def generating(requests: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                callers.check(method, context)
+                asked = behaviour(await _only(requests) if one_request else requests, context)
+                async with aclosing(asked) as responses:
+                    async for response in responses:
+                        yield response
+                return
+            except Exception as error:
+                status = conclusion.status(method, error)
+            await context.abort_with_status(status)
+
+        async def returning(requests: Any, context: Any) -> Any:
+            try:
+                callers.check(method, context)
+                return await behaviour(await _only(requests) if one_request else requests, context)
+            except Exception as error:
+                status = conclusion.status(method, error)
+            await context.abort_with_status(status)
+            raise AssertionError("abort_with_status returned")
+
+        if inspect.isasyncgenfunction(behaviour):
+            return generating
+        # Health and reflection bring plain generator-like callables of their own; they are left alone.
+        return returning if inspect.iscoroutinefunction(behaviour) else behaviour
 
 
 class _Unreadable:
@@ -219,34 +258,6 @@ def _reading(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded(
-    method: str, behaviour: Callable[[Any, Any], Any], callers: Callers, *, one_request: bool
-) -> Callable[[Any, Any], Any]:
-    """Wrap one behaviour so that its callers are checked and its errors become statuses."""
-
-    async def generating(requests: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            callers.check(method, context)
-            request = await _only(requests) if one_request else requests
-            async with aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    yield response
-        except Exception as error:
-            await _abort(method, context, error)
-
-    async def returning(requests: Any, context: Any) -> Any:
-        try:
-            callers.check(method, context)
-            return await behaviour(await _only(requests) if one_request else requests, context)
-        except Exception as error:
-            await _abort(method, context, error)
-
-    if inspect.isasyncgenfunction(behaviour):
-        return generating
-    # Health and reflection bring plain generator-like callables of their own; they are left alone.
-    return returning if inspect.iscoroutinefunction(behaviour) else behaviour
-
-
 async def _only(requests: AsyncIterator[Any]) -> Any:
     """Return the request of a call that has one.
 
@@ -264,27 +275,3 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
     if isinstance(request, _Unreadable):
         raise request.error
     return request
-
-
-async def _abort(method: str, context: Any, error: Exception) -> NoReturn:
-    """End the call with the status of an error. `CancelledError` is no `Exception` and never comes here."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    known = _known(error)
-    if known is None:
-        logger.error("%s failed", method, exc_info=error)
-        known = Internal("an unexpected error; the server's log has its cause")
-    elif code_of(known) is Code.INTERNAL:
-        logger.error("%s failed: %s", method, known)
-    await context.abort_with_status(rpc_status.to_status(status_of(known)))
-    raise AssertionError("abort_with_status returned")
-
-
-def _known(error: Exception) -> OutriderError | None:
-    """Return the error of ours that explains a failure; a group does only if it holds nothing else."""
-    if isinstance(error, OutriderError):
-        return error
-    if isinstance(error, ExceptionGroup):
-        leaves = [_known(leaf) for leaf in error.exceptions]
-        return leaves[0] if all(leaf is not None for leaf in leaves) else None
-    return None

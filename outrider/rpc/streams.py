@@ -24,6 +24,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Cancelled, Internal, OutriderError, ProtocolError, Unavailable
+from outrider.rpc.ending import Ending
 from outrider.status import error_of_call
 
 logger = logging.getLogger(__name__)
@@ -112,15 +113,16 @@ class Stream(Generic[SendT, ReceiveT]):
         """How reading ended, as soon as that is known, even while messages are still queued; None while it goes on."""
         return self._final
 
-    async def _read(self, source: AsyncIterable[Any]) -> None:
-        """Move messages from the wire to the inbox until the end."""
+    async def _read(self, source: AsyncIterable[Any], ending: Ending | None = None) -> None:
+        """Move messages from the wire to the inbox until the end; of a client's call, `ending` knows how it ended."""
         final: Ended | Broken = Broken(Cancelled("reading was given up"))
         try:
             async for message in source:
                 await self._inbox.put(self._decoded(message))
             final = Ended()
         except grpc.RpcError as error:
-            final = Broken(error_of_call(error))
+            status = error if ending is None else await ending.of(error)
+            final = Ended() if status is None else Broken(error_of_call(status))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -183,7 +185,7 @@ async def client_stream(
     so that an explicit close arrives. One that ends with an exception or a cancellation cancels the call.
     """
     stream: Stream[SendT, ReceiveT] = Stream(encode, decode)
-    reading = asyncio.create_task(stream._read(call))
+    reading = asyncio.create_task(stream._read(call, Ending(call)))
     writing = asyncio.create_task(stream._write(call.write))
     try:
         yield stream

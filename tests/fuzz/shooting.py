@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 
 from outrider.errors import ProtocolError
 from outrider.rpc import channel
+from outrider.rpc.ending import Ending
 from tests.fuzz.inputs import Call
 
 LIMIT_S = 30.0
@@ -23,9 +24,6 @@ ENOUGH_S = 0.5
 """The same in time, from the first answer on."""
 NUM_AT_ONCE = 24
 LEFT = "left by its caller"
-CUT_SHORT = "refused while its caller wrote"
-"""The status was lost at the caller: gRPC's, where a write meets the end of the call, puts another one in its place."""
-CALLERS_OWN = "Internal error from Core"
 DEFECTS = ("INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "DATA_LOSS", "UNAVAILABLE")
 """Statuses that no input may cause; a broken protocol between services is told apart from INTERNAL."""
 
@@ -79,6 +77,7 @@ class Shooter:
         # Of this kind whatever the method is: what a server sees of the kind is only how many messages come.
         method: Callable[..., Any] = self._channels[call.method.role].stream_stream(call.method.path)
         stream = method(_messages(call), timeout=LIMIT_S)
+        ending = Ending(stream)
         leaving: asyncio.TimerHandle | None = None
         num_answers, left = 0, False
 
@@ -98,19 +97,19 @@ class Shooter:
                 raise
             return LEFT
         except grpc.aio.AioRpcError as error:
-            return LEFT if left else self._judge(call, error)
+            status = await ending.of(error)
+            return LEFT if left else self._judge(call, status) if status is not None else "OK"
         finally:
             if leaving is not None:
                 leaving.cancel()
         return "OK"
 
-    def _judge(self, call: Call, error: grpc.aio.AioRpcError) -> str:
+    def _judge(self, call: Call, error: grpc.RpcError) -> str:
         """Name the status of a call that the server ended; note one that no input may cause."""
+        assert isinstance(error, grpc.aio.AioRpcError)
         name, words = error.code().name, str(error.details())
         if name == "INTERNAL" and _reason(error) == ProtocolError.reason:
             return "INTERNAL (protocol error)"
-        if words == CALLERS_OWN:
-            return CUT_SHORT
         if name in DEFECTS:
             self._book.violations.append(f"call {call.number}, {call.method.name}: {name}: {words}")
         return name
