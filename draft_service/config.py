@@ -22,8 +22,6 @@ class DraftSettings(ModelSettings):
     """Layers of the model that are kept, such as "0,1,2,29"; empty: all."""
     min_ngram: int = Field(default=2, ge=1)
     """Prompt lookup: tokens that must agree at least."""
-    max_ngram: int = Field(default=8, ge=1)
-    """Prompt lookup: tokens compared at most."""
     toy_agreement: float = Field(default=0.8, ge=0, le=1)
     """Toy: fraction of places where the draft's law is the target's."""
     tls_verifier_name: str = ""

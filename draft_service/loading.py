@@ -71,12 +71,8 @@ def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
 def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
     tokenizer = ToyTokenizer() if settings.model == TOY else _tokenizer(settings, on_progress)
     spoken = vocabulary(tokenizer)
-    drafter = PromptLookup(
-        spoken.size,
-        context_len=settings.context_len or MAX_LOOKUP_LEN,
-        min_ngram=settings.min_ngram,
-        max_ngram=settings.max_ngram,
-    )
+    context_len = settings.context_len or MAX_LOOKUP_LEN
+    drafter = PromptLookup(spoken.size, context_len=context_len, min_ngram=settings.min_ngram)
     return Loaded(drafter, spoken, tokenizer=tokenizer)
 
 

@@ -1,14 +1,14 @@
-"""What prompt lookup finds, and that its index survives every way a text can be rewound."""
+"""What prompt lookup copies, and that it depends on the text alone, however that was rewound."""
 
 import random
 
 import pytest
 
-from draft_service.drafters.prompt_lookup import NgramIndex, PromptLookup
-from draft_service.drafters.protocol import DraftSession, Plan
+from draft_service.drafters.prompt_lookup import MAX_INDEXED, PromptLookup, Repetitions
+from draft_service.drafters.protocol import DraftSession, Guessed, Plan, Work
 from outrider.ids import Mode, SessionId
 from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
-from tests.unit.drafter_bench import draw, session
+from tests.unit.drafter_bench import EPOCH, draw, session
 
 S = SessionId("s")
 
@@ -51,6 +51,7 @@ def test_the_verifier_is_let_go_for_as_long_as_nothing_was_found() -> None:
     drafter, asked, told = opened(ids), [], []
     while len(ids) < 40:
         plan = drafter.plan(S, ids, 5)
+        assert plan is not None
         asked.append(len(ids))
         told.append(plan.until_len - len(ids))
         ids += range(50 + len(ids), 50 + plan.until_len)
@@ -101,37 +102,81 @@ def test_other_sessions_texts_are_not_looked_at() -> None:
     assert drafter.plan(SessionId("other"), [1, 2], 3) == Plan(0, 3, "no_match")
 
 
-def test_contradicting_ngram_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"3 \.\. 2"):
-        PromptLookup(100, context_len=10, min_ngram=3, max_ngram=2)
+def test_no_agreeing_token_at_all_is_refused() -> None:
+    with pytest.raises(ValueError, match="min_ngram = 0"):
+        PromptLookup(100, context_len=10, min_ngram=0)
 
 
-def test_an_index_rewound_at_random_equals_one_that_saw_only_the_final_text() -> None:
+# --- where a copy ends ------------------------------------------------------------------------------------------------
+
+ORIGINAL = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+EDITS = {
+    "replaced": ([30, 6], [7, 8, 9]),
+    "two replaced": ([30, 31, 7], [8, 9, 10]),
+    "inserted": ([30, 5], [6, 7, 8]),
+    "left out": ([8], [9, 10, 11]),
+    "one replaced by two": ([30, 31, 6], [7, 8, 9]),
+}
+"""What is said instead of 5 6 7 8, up to the first token of the original; what follows."""
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_after_an_edit_the_copy_goes_on_at_the_first_token_that_agrees_again(edit: str) -> None:
+    said, follows = EDITS[edit]
+    before = [*ORIGINAL, 20, 21, 1, 2, 3, 4]
+    for count in range(1, len(said)):
+        changed = [*before, *said[:count]]
+        assert opened(changed).plan(S, changed, 3) == Plan(0, len(changed) + count, "no_match")
+    ids = [*before, *said]
+    assert draw(opened(ids), "s", ids, 3)[0] == follows
+
+
+def test_one_agreeing_token_is_not_enough_far_from_where_a_copy_ended() -> None:
+    ids = [*ORIGINAL, 20, 21, 22, 23, 24, 25, 1, 2, 3, 30, 22]
+    assert opened(ids).plan(S, ids, 3) is not None
+    assert opened(ids).plan(S, ids, 3) == Plan(0, len(ids) + 2, "no_match")
+
+
+def test_a_copy_is_waited_for_a_few_tokens_only() -> None:
+    changed = list(range(30, 37))
+    ids = [*ORIGINAL, 20, 21, 1, 2, 3, *changed[:6], 9]
+    assert draw(opened(ids), "s", ids, 2)[0] == [10, 11]
+    ids = [*ORIGINAL, 20, 21, 1, 2, 3, *changed, 9]
+    assert opened(ids).plan(S, ids, 3) == Plan(0, len(ids) + 8, "no_match")
+
+
+def test_a_longer_match_elsewhere_is_believed_more_than_the_neighbourhood() -> None:
+    ids = [*ORIGINAL, 40, 41, 5, 50, 1, 2, 3, 40, 41, 5]
+    assert draw(opened(ids), "s", ids, 1)[0] == [50]
+
+
+# --- whichever way the text came about --------------------------------------------------------------------------------
+
+
+def test_repetitions_rewound_at_random_are_those_of_the_final_text() -> None:
     rng = random.Random(7)
-    index = NgramIndex(1, 4)
-    for _ in range(300):
+    text, ids = Repetitions(2, 5), list[int]()
+    for _ in range(400):
         if rng.random() < 0.4:
-            index.truncate(rng.randint(0, len(index.ids)))
+            length = rng.randint(0, len(ids))
+            text.truncate(length)
+            del ids[length:]
         else:
-            index.extend([rng.randrange(3) for _ in range(rng.randint(0, 6))])
-        fresh = NgramIndex(1, 4)
-        fresh.extend(index.ids)
-        assert fresh == index
-        assert fresh.find() == index.find()
+            more = [rng.randrange(5) for _ in range(rng.randint(0, 6))]
+            text.extend(more)
+            ids += more
+        fresh = Repetitions(2, 5)
+        fresh.extend(ids)
+        assert (fresh.position, fresh.num_misses) == (text.position, text.num_misses)
 
 
-def test_what_is_found_is_the_latest_place_of_the_longest_suffix_by_brute_force() -> None:
-    rng = random.Random(11)
-    for _ in range(200):
-        ids = [rng.randrange(3) for _ in range(rng.randint(1, 25))]
-        index = NgramIndex(2, 5)
-        index.extend(ids)
-        assert index.find() == brute_force(ids, 2, 5)
-
-
-def brute_force(ids: list[int], low: int, high: int) -> int | None:
-    for size in range(min(high, len(ids) - 1), low - 1, -1):
-        for start in range(len(ids) - size - 1, -1, -1):
-            if ids[start : start + size] == ids[-size:]:
-                return start + size
-    return None
+def test_a_long_prompt_is_indexed_in_steps_and_nothing_is_offered_before() -> None:
+    ids = [index % 90 for index in range(2 * MAX_INDEXED + 10)]
+    drafter = opened(ids)
+    work = Work(S, EPOCH, ids, 0)
+    assert drafter.plan(S, ids, 4) is None
+    assert drafter.draw([work]) == [Guessed(caught_up=False)]
+    assert drafter.plan(S, ids, 4) is None
+    assert drafter.draw([work]) == [Guessed(caught_up=False)]
+    assert drafter.plan(S, ids, 4) == Plan(4)
+    assert drafter.draw([work]) == [Guessed()]
