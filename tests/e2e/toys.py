@@ -131,23 +131,30 @@ class Toys:
         for role, wanted in WANTED.items():
             for _ in range(wanted - len(self.running(role))):
                 await self.launch(role)
-        async with asyncio.timeout(START_S):
-            for role in WANTED:
-                for name in self.running(role):
-                    await self.cluster.announced(name)
-            for name in self.running("orchestrate"):
-                while not await self._sees_all(name):  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
-
-    async def _sees_all(self, name: str) -> bool:
-        known = {role: {each.worker_id for each in await self.cluster.workers(role)} for role in ("verify", "draft")}
-        if known != {role: set(self.running(role)) for role in known}:
-            return False
+        missing = "nothing was asked yet"
         try:
-            (model,) = await (await self.client(name)).models()
-        except Unavailable:
-            return False
-        return model.num_verifiers == WANTED["verify"] and model.drafters == ("toy",)
+            async with asyncio.timeout(START_S):
+                while missing:
+                    missing = await self._missing()
+                    await asyncio.sleep(0.1 if missing else 0)
+        except TimeoutError:
+            logs = "\n".join(f"{name}: {self.log(name)[-2000:]}" for name in self.cluster.services)
+            raise AssertionError(f"the cluster is not whole after {START_S:g} s: {missing}\n{logs}") from None
+
+    async def _missing(self) -> str:
+        """Say what the registry and the orchestrators do not know yet, or still believe; empty if all is well."""
+        for role in WANTED:
+            running, known = set(self.running(role)), {each.worker_id for each in await self.cluster.workers(role)}
+            if known != running:
+                return f"{role}: running {sorted(running)}, announced {sorted(known)}"
+        for name in self.running("orchestrate"):
+            try:
+                (model,) = await (await self.client(name)).models()
+            except Unavailable as error:
+                return f"{name}: {error}"
+            if model.num_verifiers != WANTED["verify"] or model.drafters != ("toy",):
+                return f"{name} sees {model}"
+        return ""
 
     async def client(self, name: str = "") -> Client:
         """Return a client of an orchestrator; of any one if it is not named."""
