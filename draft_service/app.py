@@ -215,7 +215,7 @@ class DraftApp:
 
     def _heard(self, thread: WorkerThread, address: str, message: TargetFeatures | RollbackHint) -> None:
         if isinstance(message, TargetFeatures):
-            thread.submit(GiveFeatures(message))
+            thread.submit(GiveFeatures(address, message))
         elif self.seats is not None:
             self.seats.take_hint(address, message)
 

@@ -22,6 +22,13 @@ class DraftMetrics:
             ["fate"],
             registry=self.registry,
         )
+        self.features = Counter(
+            "outrider_draft_features",
+            "Positions whose hidden states came, by fate: taken, parked until their session opens, stale (of an older"
+            " opening, or not from its verifier), overflow (no room to park them), unusable (of another target)",
+            ["fate"],
+            registry=self.registry,
+        )
         self.malformed = self._counter("malformed_messages", "Messages of peers that the protocol forbids")
         self.passes = Counter(
             "outrider_draft_passes", "Turns without a proposal, by reason", ["reason"], registry=self.registry

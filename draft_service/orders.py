@@ -48,8 +48,9 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class GiveFeatures:
-    """Hand the target's hidden states to a drafter that takes them."""
+    """Hand a target's hidden states to a drafter that takes them, if their session's own verifier sent them."""
 
+    verifier_address: str
     features: TargetFeatures
 
 

@@ -30,6 +30,8 @@ class Session:
     verifier_address: str
     ready: bool = False
     """Whether the drafter has caught up with the prompt once."""
+    behind: bool = False
+    """Whether the drafter may have something to compute ahead of its next guess."""
     planning: Begin | None = None
     """A proposal that waits for the drafter to catch up."""
     drawing: Draw | None = None
@@ -44,7 +46,8 @@ class Session:
     @property
     def wants_work(self) -> bool:
         """Whether a token step would do something for this session."""
-        return self.drawing is not None or self.planning is not None or not self.ready or self.window.wants_time
+        catches_up = self.planning is not None or self.behind or not self.ready
+        return self.drawing is not None or catches_up or self.window.wants_time
 
     def drop_stale(self) -> None:
         """Forget work for a proposal that the window has given up."""

@@ -210,7 +210,9 @@ def greedy_ids(logits: Tensor) -> Tensor:
     return torch.where(largest.isfinite(), best, UNSOUND)
 
 
-def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> int:
+def coupled_token(
+    row: Tensor, key: bytes, sample_index: int, position: int, token_ids: npt.NDArray[np.int64] | None = None
+) -> int:
     """Draw a token with the shared noise field: argmax of ln p + G over the support of p.
 
     Args:
@@ -218,6 +220,7 @@ def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> 
         key: the field's key.
         sample_index: which of several samples of one prompt.
         position: absolute position of the token.
+        token_ids: [vocab] ids that the row's probabilities are of, rising; None: 0, 1, 2 and so on.
 
     Returns:
         A token with probability > 0, distributed as `row` over random keys, and the same for equal arguments.
@@ -229,11 +232,12 @@ def coupled_token(row: Tensor, key: bytes, sample_index: int, position: int) -> 
     """
     probs = _as_numpy(row)
     support = np.flatnonzero(probs)
+    ids = support if token_ids is None else token_ids[support]
     scores = np.log(probs[support].astype(np.float64))
-    scores += gumbel_field_at(key, sample_index, position, support)
+    scores += gumbel_field_at(key, sample_index, position, ids)
     if not support.size:
         raise ValueError("a row without mass")
-    return int(support[_finite(scores, int(scores.argmax()))])
+    return int(ids[_finite(scores, int(scores.argmax()))])
 
 
 def sparse_row(row: Tensor) -> SparseRow:

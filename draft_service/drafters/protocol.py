@@ -8,7 +8,8 @@ Invariants that every drafter keeps:
 * `plan` looks at the ids of the prefix alone. Whether and how many tokens are offered never depends on a token that is
   offered, so the count can be announced before the first draw (non-anticipation).
 * In modes that need rows, a token is drawn from exactly the row that is returned with it.
-* A session's tokens depend on its own ids, parameters, key and epoch only, never on the sessions beside it in a batch.
+* A session's tokens depend on its own ids, parameters, key, epoch and features (`TakesFeatures`) only, never on the
+  sessions beside it in a batch.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class DrafterInfo:
     """What is fixed about a drafter."""
 
     kind: str
-    """Name of the kind: `causal_lm`, `prompt_lookup`, `toy`."""
+    """Name of the kind: `causal_lm`, `prompt_lookup`, `feature`, `medusa`, `toy`."""
     model: str
     """Name of the model; empty where there is none."""
     vocab_len: int
@@ -147,8 +148,15 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class TakesFeatures(Protocol):
-    """A drafter that guesses from the target's hidden states; its `info.feature_layers` is not empty."""
+    """A drafter that guesses from the target's hidden states; its `info.feature_layers` is not empty.
+
+    They come when they come, or never: which ones it has makes a guess better or worse, and is no reason to wait.
+    """
 
     def take_features(self, features: TargetFeatures) -> None:
-        """Take hidden states of committed positions of one session, which may be closed by now; must not fail."""
+        """Take hidden states of committed positions of an open session, those of the opening at hand.
+
+        Raises:
+            Exception: they cannot be used, and have changed nothing.
+        """
         ...

@@ -1,14 +1,23 @@
-"""From a draft model's logits to the token that is sent and, where the mode needs it, the very row it is drawn from."""
+"""From a draft model's logits to the token that is sent and, where the mode needs it, the very row it is drawn from.
+
+A head that knows only some ids (`Ranked`) gives the rest no mass: rows and draws are those of a law over the target's
+ids all the same.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from draft_service.drafters.protocol import DraftSession, Guessed
 from outrider.ids import Epoch, Mode
+from outrider.messages import SamplingParams, SparseRow
 from outrider.noise import word64
 from outrider.sampling import (
+    BAN_BIAS,
     History,
     coupled_token,
     draw_from_counts,
@@ -61,4 +70,51 @@ def guess(logits: Tensor, session: DraftSession, position: int, epoch: Epoch, hi
     if session.mode is Mode.COUPLED:
         return Guessed((coupled_token(probs, session.draft_key, session.sample_index, position),))
     row = sparse_row(probs)
+    return Guessed((draw_from_counts(row, word64(session.draft_key, position, epoch)),), (row,))
+
+
+class Ranked:
+    """The ids that a head knows, rising, so that the first of equal logits is that of the lowest id."""
+
+    def __init__(self, token_ids: Sequence[int], vocab_len: int) -> None:
+        """Take the ids of a head's rows, which rise and lie below `vocab_len`."""
+        self.token_ids: npt.NDArray[np.int64] = np.asarray(token_ids, dtype=np.int64)
+        self.vocab_len = vocab_len
+        self._index = torch.from_numpy(self.token_ids)
+
+    def is_mute(self, sampling: SamplingParams) -> bool:
+        """Whether a request bans every id there is."""
+        banned = {token for token, bias in sampling.logit_bias if bias <= BAN_BIAS}
+        return len(banned) >= len(self.token_ids) and banned.issuperset(self.token_ids.tolist())
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """Return [1, vocab_len] logits that give all other ids no mass."""
+        wide = logits.new_full((1, self.vocab_len), -torch.inf)
+        wide[:, self._index] = logits
+        return wide
+
+
+def guess_ranked(
+    logits: Tensor, ranked: Ranked, session: DraftSession, position: int, epoch: Epoch, history: History | None
+) -> Guessed:
+    """Choose the token at a position from logits of some ids; as `guess` does from those of all.
+
+    Args:
+        logits: [1, ids of the head].
+        ranked: those ids.
+        session: mode, parameters and key.
+        position: absolute position of the token.
+        epoch: the chain it belongs to.
+        history: of all ids before it; needed where the parameters use one.
+    """
+    if session.sampling.logit_bias or session.sampling.uses_history:
+        return guess(ranked.widened(logits), session, position, epoch, history)
+    ids = ranked.token_ids
+    if session.mode is Mode.GREEDY:
+        return Guessed((int(ids[greedy_token(logits[0])]),))
+    probs = probabilities(logits, session.sampling, len(ids))[0]
+    if session.mode is Mode.COUPLED:
+        return Guessed((coupled_token(probs, session.draft_key, session.sample_index, position, ids),))
+    narrow = sparse_row(probs)
+    row = SparseRow(tuple(ids[list(narrow.token_ids)].tolist()), narrow.counts)
     return Guessed((draw_from_counts(row, word64(session.draft_key, position, epoch)),), (row,))

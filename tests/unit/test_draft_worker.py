@@ -16,7 +16,7 @@ from outrider.errors import Internal, ProtocolError
 from outrider.ids import Epoch, Generation, Mode, SessionId
 from outrider.messages import Pass, Proposal, ProposalHeader, Speculation, TargetFeatures, Tensor
 from outrider.model.toy import ToyLanguage
-from tests.unit.draft_desk import GENERATION, Desk, opening, sequential
+from tests.unit.draft_desk import ADDRESS, GENERATION, Desk, opening, sequential
 from tests.unit.drafter_bench import TARGET, VOCAB, continued, likeliest, prompt, toy
 
 OFF = Speculation()
@@ -544,8 +544,10 @@ def test_features_reach_a_drafter_that_takes_them_and_no_other() -> None:
         def take_features(self, features: TargetFeatures) -> None:
             self.taken.append(features)
 
-    features = TargetFeatures(SessionId("s"), Epoch(), 3, Tensor("float32", (1, 1, 1), bytes(4)))
+    features = TargetFeatures(SessionId("s"), Epoch(GENERATION), 3, Tensor("float32", (1, 1, 1), bytes(4)))
     taking = Taking(toy()[0])
-    Desk(taking).worker.handle(GiveFeatures(features))
+    for drafter in (taking, toy()[0]):
+        desk = Desk(drafter)
+        desk.open(opening("s", prompt(5), sequential(1)))
+        desk.worker.handle(GiveFeatures(ADDRESS, features))
     assert taking.taken == [features]
-    Desk(toy()[0]).worker.handle(GiveFeatures(features))
