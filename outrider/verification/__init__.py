@@ -5,6 +5,8 @@ Read `rule.py` first; the mathematics is in each rule's own file. A caller does:
     rule = rule_for(mode, key, sample_index)
     rows = target_rows(logits, mode, params, vocab_len, history, tokens)
     judgement = rule.judge(rows, tokens, draft_rows, base_len, KeyedDraws(key, epoch))
+
+For a tree of proposals, `judge_tree` takes the place of the last line.
 """
 
 from typing import assert_never
@@ -16,6 +18,7 @@ from outrider.verification.coupled import CoupledRule
 from outrider.verification.greedy import GreedyRule
 from outrider.verification.rejection import TokenRule
 from outrider.verification.rule import Draws, Judgement, KeyedDraws, Rule
+from outrider.verification.tree import Tree, TreeJudgement, judge_tree
 
 __all__ = [
     "BlockRule",
@@ -26,6 +29,9 @@ __all__ = [
     "KeyedDraws",
     "Rule",
     "TokenRule",
+    "Tree",
+    "TreeJudgement",
+    "judge_tree",
     "rule_for",
 ]
 

@@ -19,6 +19,7 @@ from outrider.messages import COUNT_TOTAL, SparseRow
 from outrider.noise import Purpose
 from outrider.sampling import draw_from_counts
 from outrider.verification.rule import passes
+from outrider.verification.siblings import Left, draw_sibling
 
 T = TypeVar("T")
 Law = dict[tuple[int, ...], float]
@@ -74,6 +75,16 @@ class EnumeratingSource:
         words = [(start << 48, count / COUNT_TOTAL) for start, count in zip(starts, row.counts, strict=False)]
         return draw_from_counts(row, self.choose(words))
 
+    def draw_sibling(self, row: SparseRow, before: Sequence[int]) -> int | None:
+        """Try every token that is left of a draft row, through the real integer draw."""
+        left = Left.of(row, before)
+        if not left.counts:
+            return draw_sibling(row, before, lambda _: 0)
+        starts = accumulate(left.counts, initial=0)
+        options = [(slot, count / left.total) for slot, count in zip(starts, left.counts, strict=False)]
+        word = word_of(self.choose(options), left.total)
+        return draw_sibling(row, before, lambda _: word)
+
     def next_script(self) -> list[int] | None:
         """Return the outcomes to dictate next, or None when all have been tried."""
         script = self.path[: len(self.widths)]
@@ -83,6 +94,11 @@ class EnumeratingSource:
             return None
         script[-1] += 1
         return script
+
+
+def word_of(slot: int, total: int) -> int:
+    """Return the smallest word that a draw below `total` takes and turns into `slot`."""
+    return -(-((slot << 64) + (1 << 64) % total) // total)
 
 
 def enumerate_law(
