@@ -42,6 +42,20 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPrediction:
+    """An expected answer as text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrediction:
+    """An expected answer as token ids."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationChoice:
     """A client's own choice of how far to draft; None leaves a figure to measurement."""
 
@@ -74,13 +88,15 @@ class GenerationRequest:
     """None: AUTO."""
     speculation: SpeculationChoice = SpeculationChoice()
     drafter: str = ""
-    """Empty: any kind."""
+    """Kind of drafter, or label of draft workers; empty: any."""
     num_logprobs: int | None = None
     """Top log-probabilities per token; None: none at all."""
     return_token_origin: bool = False
     sample_index: int = 0
     request_id: str = ""
     """The client's name for this request, by which a repeat of it is known; empty: none."""
+    prediction: TextPrediction | TokenPrediction | None = None
+    """What the answer is expected to be; excludes `speculation.off`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,10 @@ class Figures:
     guarantee_void: int = 0
     engine_fingerprint: str = ""
     drafter: str = ""
+    accepted_prediction_tokens: int = 0
+    """Tokens of the client's prediction that appear in the answer."""
+    rejected_prediction_tokens: int = 0
+    """Tokens of the client's prediction that do not."""
 
 
 @dataclass(frozen=True, slots=True)

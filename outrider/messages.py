@@ -314,6 +314,10 @@ class DraftOpen:
     prompt_len: int = 0
     max_len: int = 0
     """Nothing is proposed at or beyond this position."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects behind the prompt."""
+    drafter: str = ""
+    """Kind that alone may draft, where a worker offers several; empty: the worker's own rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +357,7 @@ class DraftStatus:
     num_drafted: int = 0
     num_discarded: int = 0
     drafter: str = ""
+    """Kind; where a worker offers several, of the one that drafted last."""
     missing_from: int = -1
     """>= 0: a commit was missed; send the tokens from this position again."""
 
@@ -399,3 +404,11 @@ class WorkerDescription:
     """Sessions it serves now."""
     draining: bool = False
     attributes: dict[str, str] = field(default_factory=dict)
+    label: str = ""
+    """Name that operators give to workers of one sort."""
+    drafters: tuple[str, ...] = ()
+    """Kinds of drafters that are offered one by one; empty: `drafter` alone."""
+
+    def offers(self, drafter: str) -> bool:
+        """Whether a draft worker is, or has, the drafter of that kind or label; an empty one is any."""
+        return drafter in ("", self.drafter, self.label, *self.drafters)

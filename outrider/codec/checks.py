@@ -29,6 +29,10 @@ MAX_GAMMA = 256
 """Most tokens of one proposal."""
 MAX_WINDOW = 1024
 """Most tokens a chain may be ahead."""
+MAX_PREDICTION_TOKENS = 1 << 15
+"""Most tokens of a client's prediction."""
+MAX_DRAFTERS = 16
+"""Most kinds of drafters of one worker."""
 MAX_LOGPROBS = 128
 """Most log-probabilities per token."""
 

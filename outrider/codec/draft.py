@@ -3,7 +3,7 @@
 from typing import assert_never
 
 from outrider.codec import types as t
-from outrider.codec.checks import PEER, duration
+from outrider.codec.checks import MAX_PREDICTION_TOKENS, PEER, duration
 from outrider.ids import Mode, SessionId, WorkerId
 from outrider.messages import (
     DraftClose,
@@ -68,6 +68,8 @@ def _open_to_proto(message: DraftOpen) -> pb.DraftOpen:
         sample_index=message.sample_index,
         prompt_len=message.prompt_len,
         max_len=message.max_len,
+        prediction=message.prediction,
+        drafter=message.drafter,
     )
 
 
@@ -87,6 +89,8 @@ def _open_from_proto(message: pb.DraftOpen) -> DraftOpen:
         sample_index=PEER.integer("open.sample_index", message.sample_index),
         prompt_len=PEER.integer("open.prompt_len", message.prompt_len, 0, len(token_ids)),
         max_len=PEER.integer("open.max_len", message.max_len),
+        prediction=PEER.ids("open.prediction", message.prediction, 0, MAX_PREDICTION_TOKENS),
+        drafter=PEER.text("open.drafter", message.drafter),
     )
 
 

@@ -3,12 +3,20 @@
 from typing import assert_never
 
 from outrider.codec import types as t
-from outrider.codec.checks import CLIENT, MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, duration
+from outrider.codec.checks import (
+    CLIENT,
+    MAX_GAMMA,
+    MAX_LOGPROBS,
+    MAX_PREDICTION_TOKENS,
+    MAX_TEXT_CHARS,
+    MAX_WINDOW,
+    PEER,
+)
+from outrider.codec.figures import figures_from_proto, figures_to_proto
 from outrider.generation import (
     ChatMessage,
     ChatPrompt,
     Chunk,
-    Figures,
     Finished,
     GenerationEvent,
     GenerationRequest,
@@ -16,7 +24,9 @@ from outrider.generation import (
     ResumeFrom,
     SpeculationChoice,
     Started,
+    TextPrediction,
     TextPrompt,
+    TokenPrediction,
     TokenPrompt,
     Usage,
 )
@@ -28,14 +38,14 @@ MAX_PROMPT_CHARS = 1 << 22
 """Most characters of a text, and of all messages of a conversation together."""
 MAX_PROMPT_TOKENS = 1 << 20
 """Most ids of a prompt; no model's context is longer."""
+MAX_PREDICTION_CHARS = 1 << 19
+"""Most characters of a prediction."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REQUEST_ID = 64
 """Most characters of a client's name for a request."""
 MAX_CHAT_MESSAGES = 1 << 14
 MAX_SEED = 2**64 - 1
-MAX_POSITIONS = 4096
-"""Most entries of a per-position count."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -65,6 +75,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
         return_token_origin=request.return_token_origin,
         sample_index=request.sample_index,
         request_id=request.request_id,
+        prediction=_prediction_to_proto(request.prediction),
     )
     if request.mode is not None:
         message.mode = t.mode_to_proto(request.mode)
@@ -97,6 +108,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         return_token_origin=message.return_token_origin,
         sample_index=CLIENT.integer("sample_index", message.sample_index),
         request_id=_request_id(message.request_id),
+        prediction=_prediction_from_proto(message),
     )
 
 
@@ -134,6 +146,37 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> TextPrompt | TokenPrompt 
 def _chat_message(message: pb.ChatMessage) -> ChatMessage:
     CLIENT.require(message.role in ROLES, "chat.messages.role", message.role, f"one of {', '.join(ROLES)}")
     return ChatMessage(message.role, message.content)
+
+
+def _prediction_to_proto(prediction: TextPrediction | TokenPrediction | None) -> pb.Prediction | None:
+    match prediction:
+        case TextPrediction(text):
+            return pb.Prediction(text=text)
+        case TokenPrediction(token_ids):
+            return pb.Prediction(token_ids=pb.TokenIds(token_ids=token_ids))
+        case None:
+            return None
+        case other:
+            assert_never(other)
+
+
+def _prediction_from_proto(message: pb.GenerateRequest) -> TextPrediction | TokenPrediction | None:
+    """Decode what the answer is expected to be; without drafts there is nothing that it could be used for."""
+    if not message.HasField("prediction"):
+        return None
+    CLIENT.require(not message.speculation.off, "speculation.off", True, "false beside a prediction")
+    content = message.prediction
+    match content.WhichOneof("content"):
+        case "text":
+            CLIENT.require(bool(content.text), "prediction.text", content.text, "a non-empty string")
+            return TextPrediction(CLIENT.text("prediction.text", content.text, MAX_PREDICTION_CHARS))
+        case "token_ids":
+            ids = content.token_ids.token_ids
+            return TokenPrediction(CLIENT.ids("prediction.token_ids", ids, 1, MAX_PREDICTION_TOKENS))
+        case None:
+            raise CLIENT.fault("prediction", None, "one of text, token_ids")
+        case other:
+            assert_never(other)
 
 
 def _request_id(value: str) -> str:
@@ -301,66 +344,3 @@ def _finished_from_proto(message: pb.Finished) -> Finished:
     )
     reason = PEER.enum("finished.reason", message.reason, FinishReason)
     return Finished(reason, message.matched, usage, figures_from_proto(message.figures))
-
-
-def figures_to_proto(figures: Figures) -> pb.Figures:
-    """Encode how a generation went."""
-    return pb.Figures(
-        num_rounds=figures.num_rounds,
-        num_rollbacks=figures.num_rollbacks,
-        num_drafted=figures.num_drafted,
-        num_tested=figures.num_tested,
-        num_accepted=figures.num_accepted,
-        tested_per_position=figures.tested_per_position[:MAX_POSITIONS],
-        accepted_per_position=figures.accepted_per_position[:MAX_POSITIONS],
-        num_stale=figures.num_stale,
-        num_plain=figures.num_plain,
-        num_recovered=figures.num_recovered,
-        num_bonus=figures.num_bonus,
-        tokens_per_second=figures.tokens_per_second,
-        tokens_per_round=figures.tokens_per_round,
-        draft_time=duration(figures.draft_s),
-        network_time=duration(figures.network_s),
-        queue_time=duration(figures.queue_s),
-        verify_time=duration(figures.verify_s),
-        commit_time=duration(figures.commit_s),
-        time_to_first_token=duration(figures.time_to_first_token_s),
-        total_time=duration(figures.total_s),
-        speculation_off=figures.speculation_off,
-        guarantee_void=figures.guarantee_void,
-        engine_fingerprint=figures.engine_fingerprint,
-        drafter=figures.drafter,
-    )
-
-
-def figures_from_proto(message: pb.Figures) -> Figures:
-    """Decode how a generation went; figures are for reading, so only their form is checked."""
-    PEER.count("figures.tested_per_position", message.tested_per_position, 0, MAX_POSITIONS)
-    tested = len(message.tested_per_position)
-    PEER.count("figures.accepted_per_position", message.accepted_per_position, tested, tested)
-    return Figures(
-        num_rounds=message.num_rounds,
-        num_rollbacks=message.num_rollbacks,
-        num_drafted=message.num_drafted,
-        num_tested=message.num_tested,
-        num_accepted=message.num_accepted,
-        tested_per_position=tuple(message.tested_per_position),
-        accepted_per_position=tuple(message.accepted_per_position),
-        num_stale=message.num_stale,
-        num_plain=message.num_plain,
-        num_recovered=message.num_recovered,
-        num_bonus=message.num_bonus,
-        tokens_per_second=message.tokens_per_second,
-        tokens_per_round=message.tokens_per_round,
-        draft_s=PEER.seconds("figures.draft_time", message.draft_time),
-        network_s=PEER.seconds("figures.network_time", message.network_time),
-        queue_s=PEER.seconds("figures.queue_time", message.queue_time),
-        verify_s=PEER.seconds("figures.verify_time", message.verify_time),
-        commit_s=PEER.seconds("figures.commit_time", message.commit_time),
-        time_to_first_token_s=PEER.seconds("figures.time_to_first_token", message.time_to_first_token),
-        total_s=PEER.seconds("figures.total_time", message.total_time),
-        speculation_off=message.speculation_off,
-        guarantee_void=message.guarantee_void,
-        engine_fingerprint=message.engine_fingerprint,
-        drafter=message.drafter,
-    )

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from outrider.codec.checks import MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, Checks
+from outrider.codec.checks import MAX_DRAFTERS, MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, Checks
 from outrider.ids import Epoch, Generation, Mode, TokenKind, WorkerId
 from outrider.messages import (
     COUNT_TOTAL,
@@ -286,6 +286,8 @@ def description_to_proto(worker: WorkerDescription) -> pb.WorkerDescription:
         load=worker.load,
         draining=worker.draining,
         attributes=worker.attributes,
+        label=worker.label,
+        drafters=worker.drafters,
     )
 
 
@@ -307,7 +309,14 @@ def description_from_proto(message: pb.WorkerDescription) -> WorkerDescription:
         load=PEER.integer("worker.load", message.load),
         draining=message.draining,
         attributes=_attributes(message.attributes),
+        label=PEER.text("worker.label", message.label),
+        drafters=_drafters(message.drafters),
     )
+
+
+def _drafters(drafters: Sequence[str]) -> tuple[str, ...]:
+    PEER.count("worker.drafters", drafters, 0, MAX_DRAFTERS)
+    return tuple(PEER.name("worker.drafters", drafter) for drafter in drafters)
 
 
 def _attributes(attributes: Mapping[str, str]) -> dict[str, str]:

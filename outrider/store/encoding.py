@@ -106,6 +106,7 @@ _FIELDS: Mapping[str, _Codec] = {
     "stop_ids": _Codec(_json, lambda raw: tuple(json.loads(raw))),
     "speculation": _Codec(lambda value: _json(_changed(value)), _decode_choice),
     "drafter_kind": _TEXT,
+    "prediction": _Codec(pack_ids, unpack_ids),
     "return_origin": _Codec(_json, lambda raw: bool(json.loads(raw))),
     "request_id": _TEXT,
     "fingerprint": _TEXT,

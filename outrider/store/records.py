@@ -43,7 +43,9 @@ class SessionState:
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
     """The client's own choice of how far to draft."""
     drafter_kind: str = ""
-    """Kind of drafter asked for; empty: any."""
+    """Kind of drafter, or label of draft workers, asked for; empty: any."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects behind the prompt."""
     return_origin: bool = False
     """Whether the client is told where each token came from."""
     request_id: str = ""

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"2\n\x1b\x44raftServiceDescribeRequest\x12\x13\n\x0bwith_tokens\x18\x01 \x01(\x08\"u\n\x1c\x44raftServiceDescribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.WorkerDescription\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenMap\"\x97\x01\n\x0c\x44raftRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12*\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x18.outrider.v1.DraftCommitH\x00\x12(\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftCloseH\x00\x42\t\n\x07message\"\xd1\x02\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x1f\n\x04mode\x18\x04 \x01(\x0e\x32\x11.outrider.v1.Mode\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tdraft_key\x18\x06 \x01(\x0c\x12-\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x13\n\x0bverifier_id\x18\x08 \x01(\t\x12\x18\n\x10verifier_address\x18\t \x01(\t\x12\x14\n\x0csample_index\x18\n \x01(\r\x12\x12\n\nprompt_len\x18\x0b \x01(\r\x12\x0f\n\x07max_len\x18\x0c \x01(\r\"\x81\x01\n\x0b\x44raftCommit\x12!\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.outrider.v1.Speculation\"\x1d\n\nDraftClose\x12\x0f\n\x07keep_kv\x18\x01 \x01(\x08\"q\n\rDraftResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x18.outrider.v1.DraftStatusH\x00\x12)\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\t\n\x07message\"\xbe\x01\n\x0b\x44raftStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x37\n\x14\x64raft_time_per_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\x04\x12\x15\n\rnum_discarded\x18\x04 \x01(\x04\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x19\n\x0cmissing_from\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_missing_from2\xb3\x01\n\x0c\x44raftService\x12_\n\x08\x44\x65scribe\x12(.outrider.v1.DraftServiceDescribeRequest\x1a).outrider.v1.DraftServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"2\n\x1b\x44raftServiceDescribeRequest\x12\x13\n\x0bwith_tokens\x18\x01 \x01(\x08\"u\n\x1c\x44raftServiceDescribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.WorkerDescription\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenMap\"\x97\x01\n\x0c\x44raftRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.outrider.v1.DraftOpenH\x00\x12*\n\x06\x63ommit\x18\x02 \x01(\x0b\x32\x18.outrider.v1.DraftCommitH\x00\x12(\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x17.outrider.v1.DraftCloseH\x00\x42\t\n\x07message\"\xf6\x02\n\tDraftOpen\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x1f\n\x04mode\x18\x04 \x01(\x0e\x32\x11.outrider.v1.Mode\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\tdraft_key\x18\x06 \x01(\x0c\x12-\n\x0bspeculation\x18\x07 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x13\n\x0bverifier_id\x18\x08 \x01(\t\x12\x18\n\x10verifier_address\x18\t \x01(\t\x12\x14\n\x0csample_index\x18\n \x01(\r\x12\x12\n\nprompt_len\x18\x0b \x01(\r\x12\x0f\n\x07max_len\x18\x0c \x01(\r\x12\x12\n\nprediction\x18\r \x03(\x03\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\"\x81\x01\n\x0b\x44raftCommit\x12!\n\x05\x65poch\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.outrider.v1.Speculation\"\x1d\n\nDraftClose\x12\x0f\n\x07keep_kv\x18\x01 \x01(\x08\"q\n\rDraftResponse\x12*\n\x06status\x18\x01 \x01(\x0b\x32\x18.outrider.v1.DraftStatusH\x00\x12)\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\t\n\x07message\"\xbe\x01\n\x0b\x44raftStatus\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x37\n\x14\x64raft_time_per_token\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\x04\x12\x15\n\rnum_discarded\x18\x04 \x01(\x04\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x19\n\x0cmissing_from\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_missing_from2\xb3\x01\n\x0c\x44raftService\x12_\n\x08\x44\x65scribe\x12(.outrider.v1.DraftServiceDescribeRequest\x1a).outrider.v1.DraftServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.outrider.v1.DraftRequest\x1a\x1a.outrider.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,15 +40,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTREQUEST']._serialized_start=269
   _globals['_DRAFTREQUEST']._serialized_end=420
   _globals['_DRAFTOPEN']._serialized_start=423
-  _globals['_DRAFTOPEN']._serialized_end=760
-  _globals['_DRAFTCOMMIT']._serialized_start=763
-  _globals['_DRAFTCOMMIT']._serialized_end=892
-  _globals['_DRAFTCLOSE']._serialized_start=894
-  _globals['_DRAFTCLOSE']._serialized_end=923
-  _globals['_DRAFTRESPONSE']._serialized_start=925
-  _globals['_DRAFTRESPONSE']._serialized_end=1038
-  _globals['_DRAFTSTATUS']._serialized_start=1041
-  _globals['_DRAFTSTATUS']._serialized_end=1231
-  _globals['_DRAFTSERVICE']._serialized_start=1234
-  _globals['_DRAFTSERVICE']._serialized_end=1413
+  _globals['_DRAFTOPEN']._serialized_end=797
+  _globals['_DRAFTCOMMIT']._serialized_start=800
+  _globals['_DRAFTCOMMIT']._serialized_end=929
+  _globals['_DRAFTCLOSE']._serialized_start=931
+  _globals['_DRAFTCLOSE']._serialized_end=960
+  _globals['_DRAFTRESPONSE']._serialized_start=962
+  _globals['_DRAFTRESPONSE']._serialized_end=1075
+  _globals['_DRAFTSTATUS']._serialized_start=1078
+  _globals['_DRAFTSTATUS']._serialized_end=1268
+  _globals['_DRAFTSERVICE']._serialized_start=1271
+  _globals['_DRAFTSERVICE']._serialized_end=1450
 # @@protoc_insertion_point(module_scope)

@@ -128,6 +128,8 @@ class DraftOpen(_message.Message):
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LEN_FIELD_NUMBER: _builtins.int
     MAX_LEN_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     mode: _types_pb2.Mode.ValueType
@@ -144,6 +146,8 @@ class DraftOpen(_message.Message):
     """Length of the prompt, 1 .. length of token_ids."""
     max_len: _builtins.int
     """Nothing is proposed at or beyond this position."""
+    drafter: _builtins.str
+    """Kind of drafter that alone may draft, where the worker offers several. Empty means the worker's own rule."""
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch in which to draft; a lower generation than one seen before is refused with FAILED_PRECONDITION."""
@@ -160,6 +164,10 @@ class DraftOpen(_message.Message):
     def speculation(self) -> _types_pb2.Speculation:
         """How far to run. Unset means not at all, until a commit says otherwise."""
 
+    @_builtins.property
+    def prediction(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the client expects behind the prompt, at most 32768 tokens. Empty means nothing is expected."""
+
     def __init__(
         self,
         *,
@@ -175,10 +183,12 @@ class DraftOpen(_message.Message):
         sample_index: _builtins.int = ...,
         prompt_len: _builtins.int = ...,
         max_len: _builtins.int = ...,
+        prediction: _abc.Iterable[_builtins.int] | None = ...,
+        drafter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_key", b"draft_key", "epoch", b"epoch", "max_len", b"max_len", "mode", b"mode", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids", "verifier_address", b"verifier_address", "verifier_id", b"verifier_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_key", b"draft_key", "drafter", b"drafter", "epoch", b"epoch", "max_len", b"max_len", "mode", b"mode", "prediction", b"prediction", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids", "verifier_address", b"verifier_address", "verifier_id", b"verifier_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -297,7 +307,7 @@ class DraftStatus(_message.Message):
     num_discarded: _builtins.int
     """Of these, forgotten because a commit ended their chain: never sent, sent in vain, or rejected."""
     drafter: _builtins.str
-    """Kind of drafter."""
+    """Kind of drafter; where the worker offers several, the one that drafted last."""
     missing_from: _builtins.int
     """A commit was missed: send the tokens from this position again. Unset means nothing is missing."""
     @_builtins.property

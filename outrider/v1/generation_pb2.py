@@ -27,63 +27,65 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x8e\x01\n\x13SpeculationOverride\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x12\n\x05gamma\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rrestart_gamma\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06window\x18\x04 \x01(\x05H\x02\x88\x01\x01\x42\x08\n\x06_gammaB\x10\n\x0e_restart_gammaB\t\n\x07_window\"\x9d\x04\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\nmax_tokens\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\x03\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x1f\n\x04mode\x18\x0c \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x35\n\x0bspeculation\x18\r \x01(\x0b\x32 .outrider.v1.SpeculationOverride\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x13return_token_origin\x18\x10 \x01(\x08\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x12\n\nrequest_id\x18\x12 \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\":\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rnext_position\x18\x02 \x01(\x03\"\xba\x01\n\x0fGenerationEvent\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12%\n\x06notice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.NoticeH\x00\x12)\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"?\n\x10GenerateResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"=\n\x0eResumeResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"\x8c\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x1f\n\x04mode\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Mode\x12)\n\tguarantee\x18\x04 \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\r\n\x05model\x18\x05 \x01(\t\"\x8c\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\x12%\n\x05kinds\x18\x04 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"&\n\x06Notice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xe8\x05\n\x07\x46igures\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x15\n\rnum_rollbacks\x18\x02 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x12\n\nnum_tested\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x1b\n\x13tested_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x11\n\tnum_stale\x18\x08 \x01(\r\x12\x11\n\tnum_plain\x18\t \x01(\r\x12\x15\n\rnum_recovered\x18\n \x01(\r\x12\x11\n\tnum_bonus\x18\x0b \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x18\n\x10tokens_per_round\x18\r \x01(\x01\x12-\n\ndraft_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cnetwork_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bverify_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x63ommit_time\x18\x12 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fspeculation_off\x18\x15 \x01(\t\x12\x16\n\x0eguarantee_void\x18\x16 \x01(\r\x12\x1a\n\x12\x65ngine_fingerprint\x18\x17 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x18 \x01(\t\"\x90\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0f\n\x07matched\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Figures\"B\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\";\n\x12GetSessionResponse\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Session\"\xe0\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.SessionStatus\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x1f\n\x04mode\x18\x06 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x11\n\ttoken_ids\x18\x07 \x03(\x03\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.outrider.v1.ModelDescription\"\xa0\x01\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x15\n\rnum_verifiers\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*d\n\rSessionStatus\x12\x1e\n\x1aSESSION_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SESSION_STATUS_RUNNING\x10\x01\x12\x17\n\x13SESSION_STATUS_IDLE\x10\x02\x32\x99\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1b.outrider.v1.ResumeResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rDeleteSession\x12!.outrider.v1.DeleteSessionRequest\x1a\".outrider.v1.DeleteSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"S\n\nPrediction\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\x8e\x01\n\x13SpeculationOverride\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x12\n\x05gamma\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rrestart_gamma\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06window\x18\x04 \x01(\x05H\x02\x88\x01\x01\x42\x08\n\x06_gammaB\x10\n\x0e_restart_gammaB\t\n\x07_window\"\xca\x04\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\nmax_tokens\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\x03\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x1f\n\x04mode\x18\x0c \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x35\n\x0bspeculation\x18\r \x01(\x0b\x32 .outrider.v1.SpeculationOverride\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x13return_token_origin\x18\x10 \x01(\x08\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x12\n\nrequest_id\x18\x12 \x01(\t\x12+\n\nprediction\x18\x13 \x01(\x0b\x32\x17.outrider.v1.PredictionB\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobs\":\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rnext_position\x18\x02 \x01(\x03\"\xba\x01\n\x0fGenerationEvent\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12%\n\x06notice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.NoticeH\x00\x12)\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"?\n\x10GenerateResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"=\n\x0eResumeResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"\x8c\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x1f\n\x04mode\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Mode\x12)\n\tguarantee\x18\x04 \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\r\n\x05model\x18\x05 \x01(\t\"\x8c\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\x12%\n\x05kinds\x18\x04 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"&\n\x06Notice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb0\x06\n\x07\x46igures\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x15\n\rnum_rollbacks\x18\x02 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x12\n\nnum_tested\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x1b\n\x13tested_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x11\n\tnum_stale\x18\x08 \x01(\r\x12\x11\n\tnum_plain\x18\t \x01(\r\x12\x15\n\rnum_recovered\x18\n \x01(\r\x12\x11\n\tnum_bonus\x18\x0b \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x18\n\x10tokens_per_round\x18\r \x01(\x01\x12-\n\ndraft_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cnetwork_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bverify_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x63ommit_time\x18\x12 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fspeculation_off\x18\x15 \x01(\t\x12\x16\n\x0eguarantee_void\x18\x16 \x01(\r\x12\x1a\n\x12\x65ngine_fingerprint\x18\x17 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x18 \x01(\t\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x19 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x1a \x01(\r\"\x90\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0f\n\x07matched\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Figures\"B\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\";\n\x12GetSessionResponse\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Session\"\xe0\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.SessionStatus\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x1f\n\x04mode\x18\x06 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x11\n\ttoken_ids\x18\x07 \x03(\x03\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.outrider.v1.ModelDescription\"\xa0\x01\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x15\n\rnum_verifiers\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*d\n\rSessionStatus\x12\x1e\n\x1aSESSION_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SESSION_STATUS_RUNNING\x10\x01\x12\x17\n\x13SESSION_STATUS_IDLE\x10\x02\x32\x99\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1b.outrider.v1.ResumeResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rDeleteSession\x12!.outrider.v1.DeleteSessionRequest\x1a\".outrider.v1.DeleteSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3310
-  _globals['_FINISHREASON']._serialized_end=3434
-  _globals['_SESSIONSTATUS']._serialized_start=3436
-  _globals['_SESSIONSTATUS']._serialized_end=3536
+  _globals['_FINISHREASON']._serialized_start=3512
+  _globals['_FINISHREASON']._serialized_end=3636
+  _globals['_SESSIONSTATUS']._serialized_start=3638
+  _globals['_SESSIONSTATUS']._serialized_end=3738
   _globals['_TOKENIDS']._serialized_start=135
   _globals['_TOKENIDS']._serialized_end=164
   _globals['_CHATMESSAGE']._serialized_start=166
   _globals['_CHATMESSAGE']._serialized_end=210
   _globals['_CHAT']._serialized_start=212
   _globals['_CHAT']._serialized_end=262
-  _globals['_SPECULATIONOVERRIDE']._serialized_start=265
-  _globals['_SPECULATIONOVERRIDE']._serialized_end=407
-  _globals['_GENERATEREQUEST']._serialized_start=410
-  _globals['_GENERATEREQUEST']._serialized_end=951
-  _globals['_RESUMEREQUEST']._serialized_start=953
-  _globals['_RESUMEREQUEST']._serialized_end=1011
-  _globals['_GENERATIONEVENT']._serialized_start=1014
-  _globals['_GENERATIONEVENT']._serialized_end=1200
-  _globals['_GENERATERESPONSE']._serialized_start=1202
-  _globals['_GENERATERESPONSE']._serialized_end=1265
-  _globals['_RESUMERESPONSE']._serialized_start=1267
-  _globals['_RESUMERESPONSE']._serialized_end=1328
-  _globals['_STARTED']._serialized_start=1331
-  _globals['_STARTED']._serialized_end=1471
-  _globals['_CHUNK']._serialized_start=1474
-  _globals['_CHUNK']._serialized_end=1614
-  _globals['_NOTICE']._serialized_start=1616
-  _globals['_NOTICE']._serialized_end=1654
-  _globals['_USAGE']._serialized_start=1656
-  _globals['_USAGE']._serialized_end=1736
-  _globals['_FIGURES']._serialized_start=1739
-  _globals['_FIGURES']._serialized_end=2483
-  _globals['_FINISHED']._serialized_start=2486
-  _globals['_FINISHED']._serialized_end=2630
-  _globals['_GETSESSIONREQUEST']._serialized_start=2632
-  _globals['_GETSESSIONREQUEST']._serialized_end=2698
-  _globals['_GETSESSIONRESPONSE']._serialized_start=2700
-  _globals['_GETSESSIONRESPONSE']._serialized_end=2759
-  _globals['_SESSION']._serialized_start=2762
-  _globals['_SESSION']._serialized_end=2986
-  _globals['_DELETESESSIONREQUEST']._serialized_start=2988
-  _globals['_DELETESESSIONREQUEST']._serialized_end=3030
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=3032
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=3055
-  _globals['_LISTMODELSREQUEST']._serialized_start=3057
-  _globals['_LISTMODELSREQUEST']._serialized_end=3076
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3078
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3145
-  _globals['_MODELDESCRIPTION']._serialized_start=3148
-  _globals['_MODELDESCRIPTION']._serialized_end=3308
-  _globals['_GENERATIONSERVICE']._serialized_start=3539
-  _globals['_GENERATIONSERVICE']._serialized_end=3948
+  _globals['_PREDICTION']._serialized_start=264
+  _globals['_PREDICTION']._serialized_end=347
+  _globals['_SPECULATIONOVERRIDE']._serialized_start=350
+  _globals['_SPECULATIONOVERRIDE']._serialized_end=492
+  _globals['_GENERATEREQUEST']._serialized_start=495
+  _globals['_GENERATEREQUEST']._serialized_end=1081
+  _globals['_RESUMEREQUEST']._serialized_start=1083
+  _globals['_RESUMEREQUEST']._serialized_end=1141
+  _globals['_GENERATIONEVENT']._serialized_start=1144
+  _globals['_GENERATIONEVENT']._serialized_end=1330
+  _globals['_GENERATERESPONSE']._serialized_start=1332
+  _globals['_GENERATERESPONSE']._serialized_end=1395
+  _globals['_RESUMERESPONSE']._serialized_start=1397
+  _globals['_RESUMERESPONSE']._serialized_end=1458
+  _globals['_STARTED']._serialized_start=1461
+  _globals['_STARTED']._serialized_end=1601
+  _globals['_CHUNK']._serialized_start=1604
+  _globals['_CHUNK']._serialized_end=1744
+  _globals['_NOTICE']._serialized_start=1746
+  _globals['_NOTICE']._serialized_end=1784
+  _globals['_USAGE']._serialized_start=1786
+  _globals['_USAGE']._serialized_end=1866
+  _globals['_FIGURES']._serialized_start=1869
+  _globals['_FIGURES']._serialized_end=2685
+  _globals['_FINISHED']._serialized_start=2688
+  _globals['_FINISHED']._serialized_end=2832
+  _globals['_GETSESSIONREQUEST']._serialized_start=2834
+  _globals['_GETSESSIONREQUEST']._serialized_end=2900
+  _globals['_GETSESSIONRESPONSE']._serialized_start=2902
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2961
+  _globals['_SESSION']._serialized_start=2964
+  _globals['_SESSION']._serialized_end=3188
+  _globals['_DELETESESSIONREQUEST']._serialized_start=3190
+  _globals['_DELETESESSIONREQUEST']._serialized_end=3232
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=3234
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=3257
+  _globals['_LISTMODELSREQUEST']._serialized_start=3259
+  _globals['_LISTMODELSREQUEST']._serialized_end=3278
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3280
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3347
+  _globals['_MODELDESCRIPTION']._serialized_start=3350
+  _globals['_MODELDESCRIPTION']._serialized_end=3510
+  _globals['_GENERATIONSERVICE']._serialized_start=3741
+  _globals['_GENERATIONSERVICE']._serialized_end=4150
 # @@protoc_insertion_point(module_scope)

@@ -149,6 +149,36 @@ class Chat(_message.Message):
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
 @_typing.final
+class Prediction(_message.Message):
+    """What the client expects the answer to be, such as a file before an edit. It changes speed only, never the text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """As text, not empty, at most 524288 characters and 32768 tokens."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """As token ids, 1 .. 32768 of them."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
+
+Global___Prediction: _TypeAlias = Prediction  # noqa: Y015
+
+@_typing.final
 class SpeculationOverride(_message.Message):
     """A client's own choice of how far to draft. It changes speed only, never the promise."""
 
@@ -217,6 +247,7 @@ class GenerateRequest(_message.Message):
     RETURN_TOKEN_ORIGIN_FIELD_NUMBER: _builtins.int
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, not empty; tokenized with the model's special tokens."""
     model: _builtins.str
@@ -232,7 +263,9 @@ class GenerateRequest(_message.Message):
     mode: _types_pb2.Mode.ValueType
     """How to verify. Unset means AUTO. GREEDY needs temperature 0, COUPLED a seed."""
     drafter: _builtins.str
-    """Kind of drafter wanted, such as "prompt_lookup". Unset (empty) means any."""
+    """Drafter wanted: a kind, such as "prompt_lookup", or the label of draft workers. Unset (empty) means any. As long as nobody
+    offers it the generation goes on without drafts, and says so in a notice.
+    """
     logprobs: _builtins.int
     """Likeliest tokens to report with each token's log-probability, 0 .. 128. Unset means no log-probabilities."""
     return_token_origin: _builtins.bool
@@ -268,6 +301,10 @@ class GenerateRequest(_message.Message):
     def speculation(self) -> Global___SpeculationOverride:
         """How far to draft. Unset means chosen by measurement."""
 
+    @_builtins.property
+    def prediction(self) -> Global___Prediction:
+        """What the answer is expected to be. Unset means nothing. Contradicts `speculation.off`."""
+
     def __init__(
         self,
         *,
@@ -289,10 +326,11 @@ class GenerateRequest(_message.Message):
         return_token_origin: _builtins.bool = ...,
         sample_index: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        prediction: Global___Prediction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prediction", b"prediction", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "drafter", b"drafter", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "mode", b"mode", "model", b"model", "request_id", b"request_id", "return_token_origin", b"return_token_origin", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "drafter", b"drafter", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "mode", b"mode", "model", b"model", "prediction", b"prediction", "request_id", b"request_id", "return_token_origin", b"return_token_origin", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -522,7 +560,9 @@ class Notice(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Stable label: "drafter_lost", "verifier_lost" or "vocabulary" (no draft worker speaks the verifier's ids)."""
+    """Stable label: "drafter_lost", "verifier_lost", "vocabulary" (no draft worker speaks the verifier's ids), "drafter_not_offered"
+    (none offers the drafter that was asked for) or "prediction_unused" (the one that drafts does not look at predictions).
+    """
     text: _builtins.str
     """A sentence for people."""
     def __init__(
@@ -599,6 +639,8 @@ class Figures(_message.Message):
     GUARANTEE_VOID_FIELD_NUMBER: _builtins.int
     ENGINE_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _builtins.int
     num_rounds: _builtins.int
     """Target passes that committed something for this session."""
     num_rollbacks: _builtins.int
@@ -629,6 +671,10 @@ class Figures(_message.Message):
     """Fingerprint of the engine that verified. A seeded session that moved between fingerprints names all, joined with " -> "."""
     drafter: _builtins.str
     """Kind of the last drafter. Empty means there was none."""
+    accepted_prediction_tokens: _builtins.int
+    """Tokens of the prediction that appear in the answer, each counted once, in whatever way they were found. 0 without a prediction."""
+    rejected_prediction_tokens: _builtins.int
+    """Tokens of the prediction that do not appear in the answer."""
     @_builtins.property
     def tested_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tests at each distance from the start of an epoch, nearest first, at most 4096."""
@@ -692,10 +738,12 @@ class Figures(_message.Message):
         guarantee_void: _builtins.int = ...,
         engine_fingerprint: _builtins.str = ...,
         drafter: _builtins.str = ...,
+        accepted_prediction_tokens: _builtins.int = ...,
+        rejected_prediction_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit_time", b"commit_time", "draft_time", b"draft_time", "network_time", b"network_time", "queue_time", b"queue_time", "time_to_first_token", b"time_to_first_token", "total_time", b"total_time", "verify_time", b"verify_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "commit_time", b"commit_time", "draft_time", b"draft_time", "drafter", b"drafter", "engine_fingerprint", b"engine_fingerprint", "guarantee_void", b"guarantee_void", "network_time", b"network_time", "num_accepted", b"num_accepted", "num_bonus", b"num_bonus", "num_drafted", b"num_drafted", "num_plain", b"num_plain", "num_recovered", b"num_recovered", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "speculation_off", b"speculation_off", "tested_per_position", b"tested_per_position", "time_to_first_token", b"time_to_first_token", "tokens_per_round", b"tokens_per_round", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "verify_time", b"verify_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "accepted_prediction_tokens", b"accepted_prediction_tokens", "commit_time", b"commit_time", "draft_time", b"draft_time", "drafter", b"drafter", "engine_fingerprint", b"engine_fingerprint", "guarantee_void", b"guarantee_void", "network_time", b"network_time", "num_accepted", b"num_accepted", "num_bonus", b"num_bonus", "num_drafted", b"num_drafted", "num_plain", b"num_plain", "num_recovered", b"num_recovered", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "rejected_prediction_tokens", b"rejected_prediction_tokens", "speculation_off", b"speculation_off", "tested_per_position", b"tested_per_position", "time_to_first_token", b"time_to_first_token", "tokens_per_round", b"tokens_per_round", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "verify_time", b"verify_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

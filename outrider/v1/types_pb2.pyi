@@ -605,6 +605,8 @@ class WorkerDescription(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of this process, unique in the cluster, never empty; a restarted process has a new one."""
     role: Global___WorkerRole.ValueType
@@ -629,6 +631,8 @@ class WorkerDescription(_message.Message):
     """Sessions it serves now."""
     draining: _builtins.bool
     """Whether it is stopping and takes no new sessions."""
+    label: _builtins.str
+    """Name that operators give to workers of one sort, and clients may ask for. Empty means none; several workers may share one."""
     @_builtins.property
     def vocabulary(self) -> Global___Vocabulary:
         """Its tokenizer's vocabulary."""
@@ -636,6 +640,10 @@ class WorkerDescription(_message.Message):
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Anything else, for people and metrics; no meaning in the protocol."""
+
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kinds of drafters that a draft worker offers one by one, in its order of preference, at most 16. Empty means `drafter` alone."""
 
     def __init__(
         self,
@@ -654,10 +662,12 @@ class WorkerDescription(_message.Message):
         load: _builtins.int = ...,
         draining: _builtins.bool = ...,
         attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        label: _builtins.str = ...,
+        drafters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["vocabulary", b"vocabulary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attributes", b"attributes", "capacity", b"capacity", "context_len", b"context_len", "drafter", b"drafter", "draining", b"draining", "dtype", b"dtype", "fingerprint", b"fingerprint", "guarantee", b"guarantee", "load", b"load", "model", b"model", "role", b"role", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attributes", b"attributes", "capacity", b"capacity", "context_len", b"context_len", "drafter", b"drafter", "drafters", b"drafters", "draining", b"draining", "dtype", b"dtype", "fingerprint", b"fingerprint", "guarantee", b"guarantee", "label", b"label", "load", b"load", "model", b"model", "role", b"role", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,7 @@ FULL_STATE = SessionState(
     stop_ids=(0, 2),
     speculation=SpeculationChoice(gamma=3, window=6),
     drafter_kind="toy",
+    prediction=(5, 70_000, 0),
     return_origin=True,
     request_id="r-ü",
     fingerprint="avx512/2 .. 32",

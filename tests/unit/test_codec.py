@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from outrider.codec import decode, draft, generation, propose, types
+from outrider.codec import decode, draft, figures, generation, propose, types
 from outrider.codec.checks import PEER
 from outrider.errors import InvalidRequest, ProtocolError
 from outrider.generation import (
@@ -235,6 +235,7 @@ def test_a_bare_text_is_a_whole_request_with_documented_defaults() -> None:
 
 SamplingPb = types_pb2.SamplingParams
 OverridePb = generation_pb2.SpeculationOverride
+PredictionPb, IdsPb = generation_pb2.Prediction, generation_pb2.TokenIds
 
 
 @pytest.mark.parametrize(
@@ -284,6 +285,14 @@ OverridePb = generation_pb2.SpeculationOverride
         (a_request(speculation=OverridePb(gamma=4, window=3)), "speculation.window"),
         (a_request(speculation=OverridePb(window=3)), "speculation.gamma"),
         (a_request(speculation=OverridePb(off=True, gamma=3)), "speculation.off"),
+        (a_request(prediction=PredictionPb()), "prediction"),
+        (a_request(prediction=PredictionPb(text="")), "prediction.text"),
+        (a_request(prediction=PredictionPb(text="x" * (1 << 19) + "x")), "prediction.text"),
+        (a_request(prediction=PredictionPb(token_ids=IdsPb())), "prediction.token_ids"),
+        (a_request(prediction=PredictionPb(token_ids=IdsPb(token_ids=[1, -1]))), "prediction.token_ids[1]"),
+        (a_request(prediction=PredictionPb(token_ids=IdsPb(token_ids=[1] * 32769))), "prediction.token_ids"),
+        (a_request(prediction=PredictionPb(text="x"), speculation=OverridePb(off=True)), "speculation.off"),
+        (a_request(drafter="x" * 257), "drafter"),
     ],
 )
 def test_a_clients_bad_field_is_named_with_its_allowed_range(
@@ -307,12 +316,12 @@ def test_a_resume_without_session_or_with_a_negative_position_is_refused() -> No
 
 def test_long_per_position_counts_are_cut_when_sent_and_refused_when_received() -> None:
     long = Figures(tested_per_position=(1,) * 5000, accepted_per_position=(1,) * 5000)
-    message = generation.figures_to_proto(long)
+    message = figures.figures_to_proto(long)
     expected = replace(long, tested_per_position=(1,) * 4096, accepted_per_position=(1,) * 4096)
-    assert generation.figures_from_proto(message) == expected
+    assert figures.figures_from_proto(message) == expected
     message.tested_per_position.append(1)
     with pytest.raises(ProtocolError, match="tested_per_position"):
-        generation.figures_from_proto(message)
+        figures.figures_from_proto(message)
 
 
 def test_a_long_bad_value_is_shortened_in_its_message() -> None:
@@ -322,5 +331,4 @@ def test_a_long_bad_value_is_shortened_in_its_message() -> None:
 
 
 def test_a_measured_time_slightly_below_zero_is_sent_as_zero() -> None:
-    figures = generation.figures_from_proto(generation.figures_to_proto(Figures(network_s=-1e-7)))
-    assert figures.network_s == 0.0
+    assert figures.figures_from_proto(figures.figures_to_proto(Figures(network_s=-1e-7))).network_s == 0.0

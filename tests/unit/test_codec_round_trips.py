@@ -25,7 +25,9 @@ from outrider.generation import (
     SessionSummary,
     SpeculationChoice,
     Started,
+    TextPrediction,
     TextPrompt,
+    TokenPrediction,
     TokenPrompt,
     Usage,
 )
@@ -185,6 +187,8 @@ def draft_opens(draw: st.DrawFn) -> DraftOpen:
         sample_index=draw(ints),
         prompt_len=draw(st.integers(0, len(ids))),
         max_len=draw(ints),
+        prediction=tuple(draw(st.lists(ints, max_size=4))),
+        drafter=draw(texts),
     )
 
 
@@ -218,6 +222,8 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         st.builds(TokenPrompt, id_lists),
         st.builds(ChatPrompt, st.lists(chat, min_size=1, max_size=3).map(tuple)),
     )
+    prediction = st.none() | st.builds(TextPrediction, names) | st.builds(TokenPrediction, id_lists)
+    speculation = draw(choices())
     return GenerationRequest(
         prompt=draw(prompt),
         model=draw(texts),
@@ -229,8 +235,9 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         stop_token_ids=tuple(draw(st.lists(ints, max_size=3))),
         ignore_eos=draw(st.booleans()),
         mode=draw(st.sampled_from(allowed)),
-        speculation=draw(choices()),
+        speculation=speculation,
         drafter=draw(texts),
+        prediction=None if speculation.off else draw(prediction),
         num_logprobs=draw(st.none() | st.integers(0, 128)),
         return_token_origin=draw(st.booleans()),
         sample_index=draw(ints),
@@ -258,6 +265,7 @@ def figures(draw: st.DrawFn) -> Figures:
     }
     counts = ("num_rounds", "num_rollbacks", "num_drafted", "num_tested", "num_accepted", "num_stale", "num_plain")
     values |= {name: draw(ints) for name in (*counts, "num_recovered", "num_bonus", "guarantee_void")}
+    values |= {name: draw(ints) for name in ("accepted_prediction_tokens", "rejected_prediction_tokens")}
     values |= {name: draw(texts) for name in ("speculation_off", "engine_fingerprint", "drafter")}
     pairs = draw(st.lists(st.tuples(ints, ints), max_size=4))
     return Figures(
@@ -293,6 +301,8 @@ descriptions = st.builds(
     load=ints,
     draining=st.booleans(),
     attributes=st.dictionaries(texts, texts, max_size=2),
+    label=texts,
+    drafters=st.lists(names, max_size=3).map(tuple),
 )
 
 ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
