@@ -1,6 +1,7 @@
 """The local cluster that `outrider run` and `outrider up` start: one verifier, one draft worker, one orchestrator."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
 """The drafter that needs no model."""
+TOY = "toy"
+"""Model of exact arithmetic for trying things out; its drafter is "toy" or "toy:0.8", agreeing that often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,28 @@ class LocalSettings:
         common = {"OUTRIDER_DRAFT_DTYPE": self.dtype, "OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S": "0"}
         if self.draft == PROMPT_LOOKUP:
             return {"OUTRIDER_DRAFT_DRAFTER": "prompt_lookup", "OUTRIDER_DRAFT_MODEL": self.target, **common}
+        if self.target == TOY and self.draft.partition(":")[0] == TOY:
+            return {
+                "OUTRIDER_DRAFT_DRAFTER": TOY,
+                "OUTRIDER_DRAFT_TOY_AGREEMENT": _agreement(self.draft),
+                **common,
+            }
         if self.kept_layers is not None:
             kept = ",".join(map(str, self.kept_layers))
             return {"OUTRIDER_DRAFT_MODEL": self.target, "OUTRIDER_DRAFT_LAYERS": kept, **common}
         return {"OUTRIDER_DRAFT_MODEL": self.draft, **common}
+
+
+def _agreement(draft: str) -> str:
+    """Return how often a toy agrees: 1 where "toy" says nothing.
+
+    Raises:
+        InvalidRequest: it is no share.
+    """
+    share = draft.partition(":")[2] or "1"
+    if re.fullmatch(r"0|1|[01]?\.\d+", share) and float(share) <= 1.0:
+        return share
+    raise InvalidRequest("draft", draft, "toy: and a share in 0 to 1, as in toy:0.8")
 
 
 class Stages:

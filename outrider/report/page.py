@@ -79,6 +79,18 @@ def page(title: str, sections: Sequence[Section], facts: Mapping[str, str] | Non
     return environment.get_template("page.html").render(title=title, sections=sections, facts=facts or {})
 
 
+def check_writable(path: Path, field: str = "report") -> None:
+    """Find out before long work whether a report can be written; a file that is there stays as it is.
+
+    Raises:
+        InvalidRequest: the file cannot be written.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InvalidRequest(field, str(path), f"a file that can be written ({error.strerror})") from error
+
+
 def save(path: Path, html: str, field: str = "report") -> None:
     """Write a report to a file.
 
@@ -90,7 +102,5 @@ def save(path: Path, html: str, field: str = "report") -> None:
     Raises:
         InvalidRequest: the file cannot be written.
     """
-    try:
-        path.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(field, str(path), f"a file that can be written ({error.strerror})") from error
+    check_writable(path, field)
+    path.write_text(html, encoding="utf-8")

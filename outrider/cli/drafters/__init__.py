@@ -1,0 +1,8 @@
+"""The commands `outrider drafters …`; each is loaded when it is called, for most of them load models."""
+
+from cyclopts import App
+
+app = App(name="drafters", help="Make, measure and choose drafters.")
+app.command(
+    "outrider.cli.drafters.compare:compare", help="Measure drafters beside plain decoding, on prompts of your own."
+)
