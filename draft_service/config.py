@@ -14,10 +14,13 @@ class DraftSettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_", frozen=True, extra="forbid")
 
-    drafter: Literal["causal_lm", "prompt_lookup", "toy"] = "causal_lm"
-    """How to guess: with a language model, by looking up earlier text, or with the toy model."""
+    drafter: Literal["causal_lm", "prompt_lookup", "feature", "medusa", "toy"] = "causal_lm"
+    """How to guess: with a language model, by looking up earlier text, with a draft that was trained on the target's
+    hidden states (one layer, or heads alone), or with the toy model."""
     model: str = DEFAULT_MODEL
-    """The draft model; with `prompt_lookup` the model whose vocabulary counts: its weights are not loaded."""
+    """The draft model; with `prompt_lookup`, `feature` and `medusa` the target: its layers are not loaded."""
+    checkpoint: str = ""
+    """Folder of the trained draft, for `feature` and `medusa`."""
     layers: Annotated[tuple[int, ...] | None, NoDecode] = None
     """Layers of the model that are kept, such as "0,1,2,29"; empty: all."""
     min_ngram: int = Field(default=2, ge=1)

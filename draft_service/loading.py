@@ -45,7 +45,8 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
         on_progress: told about stages: name, finished fraction or None.
 
     Raises:
-        NotFound: no such model.
+        NotFound: no such model, or checkpoint of a trained draft.
+        VocabularyMismatch: a trained draft is not for this target.
         FailedPrecondition: the model, or one of its settings, is not supported.
     """
     torch.set_num_threads(settings.threads)
@@ -54,8 +55,17 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
             return _causal_lm(settings, on_progress)
         case "prompt_lookup":
             return _prompt_lookup(settings, on_progress)
+        case "feature" | "medusa":
+            return _trained(settings, on_progress)
         case "toy":
             return _toy(settings)
+
+
+def _trained(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    from draft_service.trained import load_trained  # noqa: PLC0415 - as in `_causal_lm`
+
+    trained = load_trained(settings, on_progress)
+    return Loaded(trained.drafter, trained.target.vocabulary, tokenizer=trained.target.tokenizer)
 
 
 def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
