@@ -62,7 +62,12 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     async def metrics(self, name: str) -> dict[str, float]:
-        """Return all metrics of a service; labels are part of the name, as `name{kind}`."""
+        """Return all metrics of a service; labels are part of the name, as `name{kind}`.
+
+        Raises:
+            Unavailable: it has ended; with the end of its log.
+        """
+        self.cluster.services[name].require_running()
         port = metrics_port(self.cluster.services[name].spec)
         return await asyncio.to_thread(_read, f"http://127.0.0.1:{port}/metrics")
 
