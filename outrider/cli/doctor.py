@@ -4,12 +4,15 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
+from outrider.drafting.checkpoint import load
 from outrider.errors import OutriderError
+from outrider.model.embedding import outline
 from outrider.model.names import ModelSpec
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.vocabulary import first_difference
@@ -94,6 +97,8 @@ def _pairing(target_model: OpenedModel, settings: LocalSettings) -> Finding:
     target, draft = settings.target, settings.draft
     if draft in (PROMPT_LOOKUP, "off"):
         return Finding("pairing", True, f"{draft} needs no model")
+    if settings.trained is not None:
+        return _trained_for(settings, *settings.trained)
     spec = ModelSpec(target if settings.kept_layers else draft, settings.dtype, settings.kept_layers)
     drafter = open_model(spec, num_blocks=NUM_BLOCKS)
     difference = first_difference(target_model.tokenizer.get_vocab(), drafter.tokenizer.get_vocab())
@@ -102,3 +107,12 @@ def _pairing(target_model: OpenedModel, settings: LocalSettings) -> Finding:
     token_id, ours, theirs = difference
     detail = f"{spec.label} and {target} do not share the token -> id map: id {token_id} is {theirs!r} and {ours!r}"
     return Finding("pairing", False, detail)
+
+
+def _trained_for(settings: LocalSettings, kind: str, folder: str) -> Finding:
+    """Read a trained draft as a worker would, and check that it is for the target."""
+    checkpoint, target = load(Path(folder)), outline(ModelSpec(settings.target, settings.dtype))
+    if checkpoint.kind != kind:
+        return Finding("pairing", False, f"{folder} is a draft of kind {checkpoint.kind}, not {kind}")
+    checkpoint.check_target(target.vocabulary, target.embedding)
+    return Finding("pairing", True, f"the {kind} draft in {folder} was trained for {checkpoint.origin.target}")

@@ -15,6 +15,8 @@ from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
 """The drafter that needs no model."""
+TRAINED = ("feature", "medusa")
+"""Kinds of drafts that were trained on the target's hidden states: "feature:DIR", with the folder of the checkpoint."""
 TOY = "toy"
 """Model of exact arithmetic for trying things out; its drafter is "toy" or "toy:0.8", agreeing that often."""
 
@@ -25,7 +27,8 @@ class LocalSettings:
 
     target: str
     draft: str
-    """"prompt-lookup", "off", "layers:0,1,28,29" of the target, or a model of its own."""
+    """"prompt-lookup", "off", "layers:0,1,28,29" of the target, "feature:DIR" or "medusa:DIR" trained for it, or a
+    model of its own."""
     dtype: str = "bfloat16"
     threads: int = 0
     """Threads of each model; 0 divides the cores between verifier and draft worker."""
@@ -59,6 +62,22 @@ class LocalSettings:
             )
         return kept
 
+    @property
+    def trained(self) -> tuple[str, str] | None:
+        """Kind and folder of a trained draft; None if something else does.
+
+        Raises:
+            InvalidRequest: no folder is named.
+        """
+        kind, _, folder = self.draft.partition(":")
+        if kind not in TRAINED:
+            return None
+        if not folder:
+            raise InvalidRequest(
+                "draft", self.draft, f"{kind}: and the folder of a checkpoint, as in {kind}:drafts/mine"
+            )
+        return kind, str(Path(folder).expanduser().absolute())
+
     def specs(self) -> list[ServiceSpec]:
         """Return the services to start.
 
@@ -88,6 +107,14 @@ class LocalSettings:
             return {
                 "OUTRIDER_DRAFT_DRAFTER": TOY,
                 "OUTRIDER_DRAFT_TOY_AGREEMENT": _agreement(self.draft),
+                **common,
+            }
+        if self.trained is not None:
+            kind, folder = self.trained
+            return {
+                "OUTRIDER_DRAFT_DRAFTER": kind,
+                "OUTRIDER_DRAFT_CHECKPOINT": folder,
+                "OUTRIDER_DRAFT_MODEL": self.target,
                 **common,
             }
         if self.kept_layers is not None:
