@@ -6,3 +6,4 @@ app = App(name="drafters", help="Make, measure and choose drafters.")
 app.command(
     "outrider.cli.drafters.compare:compare", help="Measure drafters beside plain decoding, on prompts of your own."
 )
+app.command("outrider.cli.drafters.train:train", help="Train a draft for a target, on text the target wrote.")

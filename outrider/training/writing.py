@@ -1,0 +1,153 @@
+"""Has the target write the texts that a draft of it is trained on.
+
+Without prompts the target writes both sides: its chat template is opened up to where a user would speak, the target
+goes on as the user until it ends the turn, the template closes the turn, and the target answers. A draft has to know
+what the target says, so that this is as good as prompts of real users, wherever the two are alike. Given prompts are
+repeated with other temperatures and seeds until there is enough.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.model.loader import end_token_ids
+from outrider.prompts import Prompt
+from outrider.training.kinds.protocol import Target
+from outrider.training.texts import MIN_ANSWER, Texts, read_texts, texts_of, write_texts
+
+TEMPERATURES = (0.0, 0.7, 0.7, 1.0)
+"""Of answers, in turn: a quarter is greedy, which acceptance at temperature 0 is measured on."""
+TOP_P, USER_TOP_P = 0.95, 0.97
+USER_LEN = 64
+"""Most tokens of a turn that the target writes as the user."""
+_PLACE = "\x02"
+"""Stands for the user's words in a template; no text has it."""
+
+Progress = Callable[[int], None]
+"""Told how many tokens are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be written."""
+
+    tokens: int = 300_000
+    """At least so many, all texts together."""
+    answer_len: int = 176
+    """Most tokens of an answer."""
+    batch: int = 32
+    """Texts written side by side."""
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Part:
+    """Texts of one batch."""
+
+    path: Path
+    texts: list[tuple[list[int], int, float]]
+
+
+def written(target: Target, wish: Wish, prompts: Sequence[Prompt], folder: Path, on_progress: Progress) -> Texts:
+    """Have texts written, taking up what an interrupted call left; blocks for long.
+
+    Args:
+        target: Who writes.
+        wish: How much.
+        prompts: What it is asked; empty: it asks itself.
+        folder: Where batches are kept.
+        on_progress: Told after each batch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab_size, texts, tokens, number = len(target.embedding), [], 0, 0
+    while tokens < wish.tokens:
+        path = folder / f"texts-{wish.seed}-{number:05d}.npz"
+        if not path.exists():
+            write_texts(path, texts_of(_batch(target, wish, prompts, number), vocab_size))
+        part = read_texts(path, vocab_size, 1 << 30)
+        texts += [
+            (part.text(i).tolist(), int(part.prompt_lengths[i]), float(part.temperature[i])) for i in range(len(part))
+        ]
+        tokens, number = tokens + len(part.tokens), number + 1
+        on_progress(tokens)
+    return texts_of(texts, vocab_size)
+
+
+def _batch(target: Target, wish: Wish, prompts: Sequence[Prompt], number: int) -> list[tuple[list[int], int, float]]:
+    """Write one batch."""
+    temperature, first = TEMPERATURES[number % len(TEMPERATURES)], number * wish.batch
+    with torch.random.fork_rng(devices=_devices(target)):
+        torch.manual_seed(wish.seed * 100_003 + number)
+        if prompts:
+            asked = [_asked(target, prompts[(first + place) % len(prompts)]) for place in range(wish.batch)]
+        else:
+            asked = _self_asked(target, wish.batch)
+        answers = _continued(target, asked, wish.answer_len, temperature, TOP_P)
+    return [
+        (prompt + answer, len(prompt), temperature)
+        for prompt, answer in zip(asked, answers, strict=True)
+        if len(answer) >= MIN_ANSWER
+    ]
+
+
+def _devices(target: Target) -> list[Any]:
+    device = target.embedding.device
+    return [device] if device.type == "cuda" else []
+
+
+def _asked(target: Target, prompt: Prompt) -> list[int]:
+    """Return a prompt's tokens."""
+    tokenizer = target.tokenizer
+    if prompt.raw or not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(prompt.text)["input_ids"])
+    return list(tokenizer(_rendered(tokenizer, prompt.text), add_special_tokens=False)["input_ids"])
+
+
+def _rendered(tokenizer: Any, words: str) -> str:
+    conversation = [{"role": "user", "content": words}]
+    return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+
+def _self_asked(target: Target, count: int) -> list[list[int]]:
+    """Have the target write prompts, [count] of token ids."""
+    tokenizer = target.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id or 0
+        return [[int(start), *turn] for turn in _continued(target, [[int(start)]] * count, 4, 1.0, USER_TOP_P)]
+    before, after = _rendered(tokenizer, _PLACE).split(_PLACE)[:2]
+    opening, closing = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after))
+    ends = {*_ends(target), closing[0]}
+    turns = _continued(target, [opening] * count, USER_LEN, 1.0, USER_TOP_P)
+    said = [_until(turn, ends) for turn in turns]
+    return [opening + turn + closing for turn in said if turn] or [opening + closing]
+
+
+def _until(tokens: list[int], ends: set[int]) -> list[int]:
+    """Return what comes before the first of some ids."""
+    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def _ends(target: Target) -> tuple[int, ...]:
+    return end_token_ids(target.model, target.tokenizer)
+
+
+@torch.inference_mode()
+def _continued(
+    target: Target, starts: Sequence[list[int]], length: int, temperature: float, top_p: float
+) -> list[list[int]]:
+    """Let the target go on from starts of any lengths, up to an end token, which is kept, or a length."""
+    device, longest, ends = target.embedding.device, max(len(start) for start in starts), _ends(target)
+    padding = ends[0] if ends else 0
+    ids = torch.tensor([[padding] * (longest - len(start)) + start for start in starts], device=device)
+    seen = torch.tensor([[0] * (longest - len(start)) + [1] * len(start) for start in starts], device=device)
+    chance: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        chance = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+    out = target.model.generate(
+        ids, attention_mask=seen, max_new_tokens=length, pad_token_id=padding, eos_token_id=list(ends) or None, **chance
+    )
+    answers = [row[longest:].tolist() for row in out]
+    return [answer[: len(_until(answer, set(ends))) + 1] for answer in answers]
