@@ -92,7 +92,8 @@ class OrchestratorApp:
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
             quotas = Quotas(Usage(client, place_ttl_s=settings.key_place_ttl_s), self.metrics.refused)
-            self._servicer.open_for_business(Desk(self.sessions, await self._access(client), quotas))
+            desk = Desk(self.sessions, await self._access(client), quotas, self.metrics.refusing)
+            self._servicer.open_for_business(desk)
             self.ready.set()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(placement, settings.model))

@@ -85,7 +85,7 @@ class OrchestratorSettings(ServiceSettings):
     verifier_deadline_s: float = Field(default=15.0, gt=0)
     """How long a running generation waits for another verifier."""
     verdict_timeout_s: float = Field(default=60.0, gt=0)
-    """Silence of a verifier with something to do, before it counts as lost."""
+    """Silence of a verifier with something to do, before it counts as lost; one with a queue says so every few s."""
     drafter_retry_s: float = Field(default=1.0, gt=0)
     """Pause between two searches for a draft worker."""
     breaker_failures: int = Field(default=1, ge=1)

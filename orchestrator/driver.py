@@ -275,6 +275,7 @@ class Driver:
         if tuned is not None:
             self.feed(tuned)
 
+        self._meter.add_stale(self._peers.opened, verdict.num_stale)
     def _on_report(self, report: Reported) -> None:
         self._spoken.drafted.inc(self._meter.add_status(report.generation, report.status))
         self._tuning.observe_status(report.status)

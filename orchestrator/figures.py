@@ -79,7 +79,7 @@ class Meter:
         self._drafted: dict[Generation, DraftStatus] = {}
         self._fingerprints: list[str] = []
         self.guarantee_void = 0
-        self.num_stale = 0
+        self._stale: dict[Generation, int] = {}
         self.speculation_off = ""
         self.drafter = ""
 
@@ -134,6 +134,10 @@ class Meter:
         if fingerprint and self._fingerprints[-1:] != [fingerprint]:
             self._fingerprints.append(fingerprint)
 
+    def add_stale(self, opened: Generation, num_stale: int) -> None:
+        """Note how many proposals have come too late on the stream that was opened in a generation."""
+        self._stale[opened] = max(num_stale, self._stale.get(opened, 0))
+
     def add_time(self, name: str, seconds: float) -> None:
         """Add to the time of "network" or "commit"."""
         self._times[name] += max(0.0, seconds)
@@ -154,7 +158,7 @@ class Meter:
             num_accepted=counts["accepted"],
             tested_per_position=tuple(self._tested),
             accepted_per_position=tuple(self._accepted),
-            num_stale=self.num_stale,
+            num_stale=sum(self._stale.values()),
             num_plain=counts["plain"],
             num_recovered=counts["recovered"],
             num_bonus=counts["bonus"],

@@ -1,8 +1,12 @@
 """What an orchestrator counts, in a registry of its own. Ratios are queries; no label ever names a session."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from orchestrator.figures import Round
+from outrider.errors import LimitReached, OutriderError, Unauthenticated
 from outrider.ids import TokenKind, WorkerId
 from outrider.messages import VerdictCause
 from outrider.telemetry import WAIT_BUCKETS_S, SpeculationMetrics
@@ -38,7 +42,7 @@ class Metrics:
         )
         self.refused = Counter(
             "outrider_refused_calls",
-            "Calls without a valid key, or past a limit of it",
+            "Calls that were refused before a generation began, by limit of a key or by the error's reason",
             ["reason"],
             registry=self.registry,
         )
@@ -58,6 +62,20 @@ class Metrics:
         self._causes = {cause: self.speculation.epochs.labels(cause) for cause in _CAUSES}
         per_position = self.speculation.accepted_per_position
         self._positions = [per_position.labels(str(position)) for position in range(MAX_POSITION)]
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Count what the block raises as a refused call; keys and their limits are counted where they are known.
+
+        Raises:
+            OutriderError: what the block raised.
+        """
+        try:
+            yield
+        except OutriderError as error:
+            if not isinstance(error, LimitReached | Unauthenticated):
+                self.refused.labels(error.reason.lower()).inc()
+            raise
 
     def count_circuit(self, worker_id: WorkerId, state: str) -> None:
         """Count a change of a worker's circuit: it is "open", "half_open" or "closed" since."""

@@ -50,6 +50,7 @@ from outrider.messages import (
     Draining,
     WorkerDescription,
 )
+    Preparing,
 from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class Peers:
             self.heard_s, self._has_spoken = time.monotonic(), True
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
-        else:
+        elif not isinstance(heard, Preparing):
             if opened == self.opened:
                 self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
             if heard.num_tested and heard.epoch.generation in self._drafts:

@@ -3,8 +3,8 @@
 Every method first asks `Access` who calls, and counts the call. Errors become statuses in `outrider.rpc`.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class Desk:
     sessions: Sessions
     access: Access
     quotas: Quotas
+    refusing: Callable[[], AbstractContextManager[None]]
+    """Counts what a block raises as a refused call."""
 
     async def told(
         self, ticket: Ticket, events: AsyncGenerator[GenerationEvent, None]
@@ -72,8 +74,9 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Generate a continuation."""
-        desk, caller = self._desk, await self._caller(context)
-        asked = request_from_proto(request)
+        desk = self._desk
+        with desk.refusing():
+            caller, asked = await self._caller(context), request_from_proto(request)
         async with (
             desk.quotas.ticket(caller, asked.session_id) as ticket,
             aclosing(desk.told(ticket, desk.sessions.generate(asked, ticket))) as events,
@@ -83,8 +86,9 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> AsyncGenerator[pb.ResumeResponse, None]:
         """Go on with a generation."""
-        desk, caller = self._desk, await self._caller(context)
-        asked = resume_from_proto(request)
+        desk = self._desk
+        with desk.refusing():
+            caller, asked = await self._caller(context), resume_from_proto(request)
         async with (
             desk.quotas.ticket(caller, asked.session_id, resuming=True) as ticket,
             aclosing(desk.told(ticket, desk.sessions.resume(asked, ticket))) as events,

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -116,13 +116,9 @@ class Sessions:
             OutriderError: it is refused, or failed.
         """
         started_s = time.monotonic()
-        self._admit()
-        try:
+        with self._tools.metrics.refusing(), self._admitted():
             opened = await self._opening.begin(request, started_s, ticket or Ticket())
             driver = self._launch(opened) if isinstance(opened, Opened) else None
-        finally:
-            self._opening_now -= 1
-            self._note_idle()
         async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
@@ -138,16 +134,12 @@ class Sessions:
             OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
         """
         started_s, ticket = time.monotonic(), ticket or Ticket()
-        self._admit()
-        try:
+        with self._tools.metrics.refusing(), self._admitted():
             before = self._owned(asked.session_id, ticket.caller.key_id)
             if before is not None:
                 before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
             opened = await self._opening.resume(asked, started_s, ticket)
             driver = self._launch(opened) if isinstance(opened, Opened) else None
-        finally:
-            self._opening_now -= 1
-            self._note_idle()
         async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
@@ -163,14 +155,20 @@ class Sessions:
             raise SessionNotFound.of(session_id)
         return driver
 
-    def _admit(self) -> None:
-        """Require room for one more generation, and take it."""
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Require room for one more generation, and hold it while it is opened."""
         if self._draining or self._tasks is None:
             raise Unavailable("the orchestrator is stopping")
         if len(self) >= self._policy.max_sessions:
             raise ResourceExhausted(f"{len(self)} generations are under way", RETRY_DELAY_S)
         self._opening_now += 1
         self._idle.clear()
+        try:
+            yield
+        finally:
+            self._opening_now -= 1
+            self._note_idle()
 
     def _launch(self, opened: Opened) -> Driver:
         if self._tasks is None:

@@ -227,6 +227,8 @@ class Verdict:
     """Rows of the pass, all sessions, before padding."""
     guarantee_void: int = 0
     """Times so far that announced tokens went untested by the drafter's doing (rejection modes)."""
+    num_stale: int = 0
+    """Proposals so far, on this stream, that came too late to be tested."""
 
     @property
     def end(self) -> int:
@@ -234,7 +236,12 @@ class Verdict:
         return self.start + len(self.token_ids)
 
 
-DecodeResponseMessage = Verdict | Draining
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """The session waits for a place, or its KV is being computed; said every few seconds for as long as that lasts."""
+
+
+DecodeResponseMessage = Verdict | Draining | Preparing
 
 
 # --- orchestrator -> verifier (Decode) ----------------------------------------------------------------------------

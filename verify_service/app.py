@@ -196,6 +196,7 @@ class VerifyApp:
             body_limit_s=settings.body_limit_s,
             prefix_reuse=settings.prefix_reuse,
             send_hints=settings.send_hints,
+            sign_of_life_s=settings.sign_of_life_s,
         )
 
     async def _announce(self) -> None:

@@ -76,7 +76,7 @@ class Chain:
         self.commit_limit = opened.commit_limit
         self.speculation: Speculation = opened.speculation
         self.patience_s = opened.patience_s
-        self.guarantee_void = 0
+        self.guarantee_void = self.num_stale = 0
         self._max_gamma = opened.speculation.gamma
         self._waiting = Waiting()
         self._seen_len = 0
@@ -215,6 +215,7 @@ class Chain:
             case Fate.PARKED:
                 self._park(event, out)
             case Fate.STALE:
+                self.num_stale += isinstance(event.message, Proposal)
                 out.append(Count("stale"))
             case Fate.DUPLICATE:
                 out.append(Count("duplicate"))

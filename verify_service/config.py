@@ -26,6 +26,8 @@ class VerifySettings(ModelSettings):
     """What a refused caller is told to wait."""
     body_limit_s: float = Field(default=30.0, gt=0)
     """Longest wait for a proposal that was announced; running out voids rejection mode's guarantee, and is counted."""
+    sign_of_life_s: float = Field(default=5.0, gt=0)
+    """How often a session that waits for a place or its KV is told so; far below orchestrators' verdict time-out."""
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16)
     """Largest message that is sent or taken; a larger one ends the stream it came on."""
     tls_draft_workers: NameList = ("draft", "draft.*", "draft-*")

@@ -21,7 +21,7 @@ import torch
 
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.ids import WorkerId
-from outrider.messages import DecodeAttach, Draining, ProposalHeader
+from outrider.messages import DecodeAttach, Draining, Preparing, ProposalHeader
 from outrider.model.kv_gauges import KvGauges
 from outrider.model.runner import ModelRunner
 from verify_service.alarms import Alarms
@@ -64,6 +64,8 @@ class EngineSettings:
     """Whether KV that was computed before, for whichever session, is used again; no text depends on it."""
     send_hints: bool = True
     """Whether draft workers that want it are told of the end of an epoch before the orchestrator's commit."""
+    sign_of_life_s: float = 5.0
+    """How often a session that cannot be decoded yet is told that it is not forgotten."""
     fill_beside: int = 1
     """Stretches of KV filled per step while any session can decode: decoding waits for no more than that."""
     fill_alone: int = 8
@@ -112,6 +114,7 @@ class Engine:
         self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock)
         self.restorer = self._connect(tier, scheduler) if tier is not None and settings.prefix_reuse else None
         """Loads and stores KV; only its figures may be read from other threads."""
+        self._alarms.at(clock() + settings.sign_of_life_s, self._show_life)
 
     # -- from other threads ----------------------------------------------------------------------------------------
 
@@ -331,6 +334,13 @@ class Engine:
             if session.ready:
                 restorer.refresh(session)
         self._alarms.at(self._clock() + restorer.refresh_s, lambda: self._keep_stored(restorer))
+
+    def _show_life(self) -> None:
+        """Tell those who hear no verdict, because none can come yet, that this thread goes round; from time to time."""
+        for session in self._roster.sessions():
+            if not session.ready:
+                session.send(Preparing())
+        self._alarms.at(self._clock() + self._settings.sign_of_life_s, self._show_life)
 
     def _settle(self) -> None:
         touched, self._driver.touched = self._driver.touched, {}

@@ -31,6 +31,7 @@ def verdict_of(session: Session, report: Report) -> Verdict:
         queue_s=figures.queue_s,
         num_rows=figures.num_rows,
         guarantee_void=session.chain.guarantee_void,
+        num_stale=session.chain.num_stale,
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,12 +191,12 @@ def generate(
 
     Args:
         prompt: What to ask; "-" reads standard input.
-        address: host:port of an orchestrator.
+        address: host:port of an orchestrator; of several, comma-separated, another one goes on where one is lost.
         api_key: Key to show; unset: what OUTRIDER_API_KEY holds, which other users of this machine cannot see.
         tls: How to speak to it.
         ask: What is asked for.
     """
-    _go(_generate(address, api_key, tls.client(), ask.request(prompt), origins=ask.origins))
+    _go(_generate(_addresses(address), api_key, tls.client(), ask.request(prompt), origins=ask.origins))
 
 
 @app.command
@@ -277,9 +277,21 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
 
 
 async def _generate(
-    address: str, api_key: str | None, tls: ClientTls | None, request: GenerationRequest, *, origins: bool
+def _addresses(text: str) -> tuple[str, ...]:
+    """Take comma-separated addresses apart.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise InvalidRequest("address", text, "host:port of an orchestrator, or several, comma-separated")
+    return found
+
+
+    addresses: Sequence[str], api_key: str | None, tls: ClientTls | None, request: GenerationRequest, *, origins: bool
 ) -> None:
-    async with Client(address, tls=tls, api_key=api_key) as client:
+    async with Client(addresses, tls=tls, api_key=api_key) as client:
         _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
 
 

@@ -15,6 +15,7 @@ from outrider.messages import (
     DecodeRequestMessage,
     DecodeResponseMessage,
     Draining,
+    Preparing,
     Verdict,
     VerdictCause,
 )
@@ -152,6 +153,8 @@ def decode_response_to_proto(message: DecodeResponseMessage) -> pb.DecodeRespons
             return pb.DecodeResponse(verdict=_verdict_to_proto(message))
         case Draining():
             return pb.DecodeResponse(draining=t.draining_to_proto(message))
+        case Preparing():
+            return pb.DecodeResponse(preparing=pb.Preparing())
         case _:
             assert_never(message)
 
@@ -167,8 +170,10 @@ def decode_response_from_proto(message: pb.DecodeResponse) -> DecodeResponseMess
             return _verdict_from_proto(message.verdict)
         case "draining":
             return t.draining_from_proto(message.draining)
+        case "preparing":
+            return Preparing()
         case None:
-            raise PEER.fault("message", None, "one of verdict, draining")
+            raise PEER.fault("message", None, "one of verdict, draining, preparing")
         case other:
             assert_never(other)
 
@@ -189,6 +194,7 @@ def _verdict_to_proto(verdict: Verdict) -> pb.Verdict:
         queue_time=duration(verdict.queue_s),
         num_rows=verdict.num_rows,
         guarantee_void=verdict.guarantee_void,
+        num_stale=verdict.num_stale,
     )
 
 
@@ -210,6 +216,7 @@ def _verdict_from_proto(message: pb.Verdict) -> Verdict:
         queue_s=PEER.seconds("verdict.queue_time", message.queue_time),
         num_rows=PEER.integer("verdict.num_rows", message.num_rows),
         guarantee_void=PEER.integer("verdict.guarantee_void", message.guarantee_void),
+        num_stale=PEER.integer("verdict.num_stale", message.num_stale),
     )
     count = len(token_ids)
     PEER.count("verdict.kinds", verdict.kinds, count, count)

@@ -345,6 +345,7 @@ class DecodeResponse(_message.Message):
 
     VERDICT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    PREPARING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___Verdict:
         """Tokens committed, or an epoch change."""
@@ -353,21 +354,45 @@ class DecodeResponse(_message.Message):
     def draining(self) -> _types_pb2.Draining:
         """The verifier is stopping."""
 
+    @_builtins.property
+    def preparing(self) -> Global___Preparing:
+        """Nothing can be decoded yet."""
+
     def __init__(
         self,
         *,
         verdict: Global___Verdict | None = ...,
         draining: _types_pb2.Draining | None = ...,
+        preparing: Global___Preparing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "draining", "preparing"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
+
+@_typing.final
+class Preparing(_message.Message):
+    """The session waits for a place, or its KV is being computed: a sign of life, every few seconds for as long as that
+    lasts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preparing: _TypeAlias = Preparing  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):
@@ -389,6 +414,7 @@ class Verdict(_message.Message):
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     GUARANTEE_VOID_FIELD_NUMBER: _builtins.int
+    NUM_STALE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     start: _builtins.int
@@ -403,6 +429,8 @@ class Verdict(_message.Message):
     """Rows of the pass, all sessions, before padding."""
     guarantee_void: _builtins.int
     """Times so far in this session that announced tokens went untested by the drafter's doing (rejection modes)."""
+    num_stale: _builtins.int
+    """Proposals so far in this session, on this stream, that came too late to be tested."""
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch of the tokens that were tested."""
@@ -448,10 +476,11 @@ class Verdict(_message.Message):
         queue_time: _duration_pb2.Duration | None = ...,
         num_rows: _builtins.int = ...,
         guarantee_void: _builtins.int = ...,
+        num_stale: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_epoch", b"next_epoch", "queue_time", b"queue_time", "verify_time", b"verify_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_rows", b"num_rows", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_rows", b"num_rows", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

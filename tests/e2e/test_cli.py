@@ -77,8 +77,8 @@ async def test_a_killed_command_leaves_no_process_behind() -> None:
     assert not alive
 
 
-async def test_generate_streams_from_a_cluster_that_runs(toys: Toys) -> None:
-    address = await toys.address(toys.running("orchestrate")[0])
+async def test_generate_streams_from_the_first_orchestrator_that_answers(toys: Toys) -> None:
+    address = f"127.0.0.1:1, {await toys.address(toys.running('orchestrate')[0])}"
     status, output, errors = await outrider(
         "generate", "the cat sat on ", "--address", address, "--max-tokens", "12", "--raw", "--origins"
     )
@@ -113,6 +113,11 @@ async def test_a_bad_option_is_one_line_that_names_it_and_status_1(toys: Toys, o
 async def test_an_address_where_nobody_listens_is_one_line_and_status_1() -> None:
     status, _, errors = await outrider("generate", "the cat ", "--address", "127.0.0.1:1")
     assert (status, errors.count("\n"), errors[:7]) == (1, 1, "error: ")
+
+
+async def test_an_address_that_is_none_is_named() -> None:
+    status, _, errors = await outrider("generate", "the cat ", "--address", " , ")
+    assert (status, errors.count("\n"), errors[:16]) == (1, 1, "error: address: ")
 
 
 async def test_an_option_that_does_not_exist_is_named() -> None:

@@ -693,6 +693,39 @@ async def test_a_full_orchestrator_refuses_with_a_delay(bench: Bench) -> None:
         assert refused.value.retry_delay_s > 0
 
 
+async def test_a_verifier_whose_queue_is_longer_than_its_silence_may_be_is_not_lost(bench: Bench) -> None:
+    verifier, _ = await bench.verifier(toy_delay_s=0.01, max_sessions=1, sign_of_life_s=0.05)
+    _, app, client = await bench.orchestrator([verifier], [], verdict_timeout_s=0.4)
+    async with aclosing(client.generate(ask(max_tokens=2000))) as events:
+        await anext(events)
+        await anext(events)
+        second = asyncio.create_task(hear(client, ask(max_tokens=5)))
+        await asyncio.sleep(1.0)
+        assert not second.done()
+    assert len((await second).token_ids) == 5
+    assert not app.metrics.registry.get_sample_value("outrider_orchestrator_events_total", {"event": "verifier_lost"})
+
+
+async def test_calls_that_are_refused_before_they_begin_are_counted_by_reason(bench: Bench) -> None:
+    _, _, app, client = await slow_cluster(bench, max_sessions=1)
+
+    def refused() -> dict[str, float]:
+        (family,) = [each for each in app.metrics.registry.collect() if each.name == "outrider_refused_calls"]
+        return {each.labels["reason"]: each.value for each in family.samples if each.name.endswith("_total")}
+
+    with pytest.raises(InvalidRequest):
+        await hear(client, ask(max_tokens=0))
+    with pytest.raises(NotFound):
+        await hear(client, ask(session_id=SessionId("nobody")))
+    async with aclosing(client.generate(ask(max_tokens=500))) as events:
+        await anext(events)
+        for _ in range(2):
+            with pytest.raises(ResourceExhausted):
+                await hear(client, ask())
+    counted = {reason: value for reason, value in refused().items() if value}
+    assert counted == {"invalid_request": 1, "session_not_found": 1, "resource_exhausted": 2}
+
+
 async def test_a_busy_verifier_is_reported_as_exhausted(bench: Bench) -> None:
     verifier, _ = await bench.verifier(toy_delay_s=0.01, max_sessions=1, max_waiting=0)
     _, app, client = await bench.orchestrator([verifier], [], verifier_deadline_s=0.2)

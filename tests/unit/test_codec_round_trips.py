@@ -44,6 +44,7 @@ from outrider.messages import (
     DraftStatus,
     Draining,
     Pass,
+    Preparing,
     Proposal,
     ProposalHeader,
     ProposeHello,
@@ -145,6 +146,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         queue_s=draw(seconds),
         num_rows=draw(ints),
         guarantee_void=draw(ints),
+        num_stale=draw(ints),
     )
 
 
@@ -317,7 +319,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         decode.decode_request_from_proto,
     ),
     "decode_response": (
-        st.one_of(verdicts(), drainings),
+        st.one_of(verdicts(), drainings, st.just(Preparing())),
         decode.decode_response_to_proto,
         decode.decode_response_from_proto,
     ),

@@ -111,6 +111,14 @@ def test_a_proposal_that_was_never_tested_is_drafted_and_not_rejected() -> None:
     assert figures.draft_s == pytest.approx(6.0)
 
 
+def test_proposals_that_came_too_late_are_counted_over_all_streams() -> None:
+    """Each verdict tells the total of its own stream; the next stream begins at 0."""
+    meter = Meter(0.0)
+    for opened, num_stale in ((1, 0), (1, 2), (1, 2), (2, 0), (2, 1)):
+        meter.add_stale(Generation(1, opened), num_stale)
+    assert meter.figures(1.0).num_stale == 3
+
+
 def test_what_was_tested_since_the_last_report_took_as_long_per_token() -> None:
     meter = Meter(0.0)
     meter.add_status(ONE, DraftStatus(num_drafted=4, draft_s_per_token=0.5))

@@ -49,7 +49,9 @@ def test_a_message_of_an_ended_epoch_or_of_another_worker_is_stale() -> None:
     chain.step(StreamBroken(WORKER))
     assert counts(arrive(chain, proposal(4, (5,)))) == ["stale"]
     assert counts(arrive(chain, proposal(4, (5,), at=epoch(1)), OTHER)) == ["stale"]
+    assert counts(arrive(chain, passed(5, 40, 1), OTHER)) == ["stale"]
     assert chain.chain_end == 4
+    assert chain.num_stale == 2, "a pass is no proposal"
 
 
 def passed(base: int, until: int, round_: int) -> Pass:

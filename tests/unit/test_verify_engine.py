@@ -13,6 +13,7 @@ from outrider.messages import (
     DecodeAttach,
     DecodeProgress,
     Draining,
+    Preparing,
     Proposal,
     ProposalHeader,
     RollbackHint,
@@ -459,6 +460,28 @@ def test_an_announced_body_is_waited_for_up_to_the_hard_limit_which_is_counted()
     desk.step(dt_s=0.2)
     assert (client.verdicts[0].cause, client.verdicts[0].guarantee_void) == (VerdictCause.QUARANTINED, 1)
     assert client.verdicts[1].kinds == (TokenKind.PLAIN,)
+
+
+def test_a_session_that_waits_hears_that_it_is_not_forgotten_and_one_that_runs_does_not() -> None:
+    desk = Desk(settings=EngineSettings(Limits(max_sessions=1), sign_of_life_s=5.0))
+    running = Client(desk, Request(max_tokens=40))
+    waiting = Client(desk, Request(session_id="t", max_tokens=4))
+    desk.step(dt_s=4.9)
+    assert waiting.received == []
+    desk.step(dt_s=0.2)
+    desk.step(dt_s=5.1)
+    assert waiting.received == [Preparing(), Preparing()]
+    assert Preparing() not in running.received
+    desk.run([running, waiting])
+    assert waiting.output == twin(waiting.request)
+
+
+def test_a_session_whose_prompt_is_still_read_hears_that_it_is_not_forgotten() -> None:
+    desk = Desk(settings=EngineSettings(sign_of_life_s=1.0, fill_alone=1))
+    client = Client(desk, Request(prompt=tuple(range(20)) * 20, max_tokens=1))
+    for _ in range(3):
+        desk.step(dt_s=1.1)
+    assert client.received == [Preparing()] * 3
 
 
 def test_patience_does_not_run_while_the_prompt_is_read() -> None:
