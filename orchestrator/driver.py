@@ -271,11 +271,11 @@ class Driver:
         self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
         self._spoken.guarantee_void.inc(max(0, verdict.guarantee_void - self._meter.guarantee_void))
         self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
+        self._meter.add_stale(self._peers.opened, verdict.num_stale)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:
             self.feed(tuned)
 
-        self._meter.add_stale(self._peers.opened, verdict.num_stale)
     def _on_report(self, report: Reported) -> None:
         self._spoken.drafted.inc(self._meter.add_status(report.generation, report.status))
         self._tuning.observe_status(report.status)

@@ -48,9 +48,9 @@ from outrider.messages import (
     DraftRequestMessage,
     DraftResponseMessage,
     Draining,
+    Preparing,
     WorkerDescription,
 )
-    Preparing,
 from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -276,7 +276,6 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
             _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
 
 
-async def _generate(
 def _addresses(text: str) -> tuple[str, ...]:
     """Take comma-separated addresses apart.
 
@@ -289,6 +288,7 @@ def _addresses(text: str) -> tuple[str, ...]:
     return found
 
 
+async def _generate(
     addresses: Sequence[str], api_key: str | None, tls: ClientTls | None, request: GenerationRequest, *, origins: bool
 ) -> None:
     async with Client(addresses, tls=tls, api_key=api_key) as client:
