@@ -127,6 +127,8 @@ class DraftApp:
             raise Unavailable(self._servicer.unready)
         info, runner = self._loaded.drafter.info, self._loaded.runner
         attributes = describe_pool(runner.info) if runner is not None else {}
+        if info.feature_size:
+            attributes["feature_size"] = str(info.feature_size)
         if self.seats.trouble is not None:
             attributes["trouble"] = self.seats.trouble.message
         return WorkerDescription(

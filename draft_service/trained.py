@@ -61,7 +61,7 @@ def make_drafter(settings: DraftSettings, checkpoint: Checkpoint, target: Target
     context_len = min(filter(None, (settings.context_len, target.context_len)), default=DEFAULT_CONTEXT_LEN)
     info = DrafterInfo(
         checkpoint.kind, settings.model, target.vocabulary.size, context_len, settings.dtype,
-        feature_layers=(FEATURE_LAYER,),
+        feature_layers=(FEATURE_LAYER,), feature_size=checkpoint.draft.shape.hidden_size,
     )  # fmt: skip
     draft = checkpoint.draft
     if not isinstance(draft, FeatureDraft):

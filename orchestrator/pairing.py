@@ -12,7 +12,7 @@ from collections.abc import Callable
 import grpc
 
 from outrider.codec.tokens import token_map_from_proto
-from outrider.errors import OutriderError, VocabularyMismatch
+from outrider.errors import FailedPrecondition, OutriderError, VocabularyMismatch
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.model.vocabulary import first_difference
@@ -28,7 +28,9 @@ RETRY_S = 30.0
 
 
 def check_pair(verifier: WorkerDescription, drafter: WorkerDescription, difference: str = "") -> None:
-    """Require that two workers share the token -> id map; padded sizes play no part.
+    """Require that two workers share the token -> id map, and that a drafter can read what features it needs.
+
+    Padded sizes play no part. Models of one family share their map, but not their width.
 
     Args:
         verifier: the one.
@@ -37,6 +39,7 @@ def check_pair(verifier: WorkerDescription, drafter: WorkerDescription, differen
 
     Raises:
         VocabularyMismatch: they do not; names both.
+        FailedPrecondition: the drafter reads hidden states of another width than the target's.
     """
     ours, theirs = verifier.vocabulary, drafter.vocabulary
     if ours.fingerprint != theirs.fingerprint:
@@ -44,6 +47,12 @@ def check_pair(verifier: WorkerDescription, drafter: WorkerDescription, differen
             f"draft worker {drafter.worker_id} ({drafter.model}, {theirs.size} ids, map {theirs.fingerprint[:12]}) and "
             f"verifier {verifier.worker_id} ({verifier.model}, {ours.size} ids, map {ours.fingerprint[:12]}) have "
             f"different vocabularies{': ' if difference else ''}{difference}"
+        )
+    reads, has = drafter.attributes.get("feature_size"), verifier.attributes.get("hidden_size")
+    if reads and has and reads != has:
+        raise FailedPrecondition(
+            f"draft worker {drafter.worker_id} ({drafter.drafter} for {drafter.model}) reads hidden states {reads} wide, "
+            f"those of verifier {verifier.worker_id} ({verifier.model}) are {has} wide"
         )
 
 
@@ -100,14 +109,15 @@ class Pairing:
         return False
 
     def allows(self, verifier: WorkerDescription, drafter: WorkerDescription) -> bool:
-        """Whether two workers share a vocabulary; if not, both are named once in the log, and once more with why."""
+        """Whether two workers fit each other; if not, both are named once in the log, and once more with why."""
         pair = (verifier.vocabulary.fingerprint, drafter.vocabulary.fingerprint)
         try:
             check_pair(verifier, drafter, self._differences.get(pair, ""))
-        except VocabularyMismatch as error:
+        except FailedPrecondition as error:
             self._refusals[verifier.worker_id] = error.message
             self._tell_once(error.message)
-            self._look_once(pair, verifier, drafter)
+            if isinstance(error, VocabularyMismatch):
+                self._look_once(pair, verifier, drafter)
             return False
         return True
 

@@ -38,6 +38,8 @@ class DrafterInfo:
     fingerprint: str = ""
     feature_layers: tuple[int, ...] = ()
     """Target layers whose hidden states it wants (see `TakesFeatures`); -1 is the last, after its final norm."""
+    feature_size: int = 0
+    """Width of those; 0: it wants none."""
 
 
 @dataclass(frozen=True, slots=True)

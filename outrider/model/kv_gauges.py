@@ -9,8 +9,9 @@ from outrider.model.runner import ModelInfo, ModelRunner
 
 
 def describe_pool(info: ModelInfo) -> dict[str, str]:
-    """Return the attributes of a worker's description that say how much KV it has room for."""
+    """Return the attributes of a worker's description that say how wide its model is and how much KV has room."""
     return {
+        "hidden_size": str(info.hidden_size),
         "num_blocks": str(info.num_blocks),
         "kv_pool_bytes": str(info.num_blocks * info.kv_block_bytes),
         "kv_bytes_per_token": str(info.kv_bytes_per_token),
