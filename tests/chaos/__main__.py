@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=300, help="how many (300)")
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's sequence; a fresh one if unset")
     parser.add_argument("--short-only", action="store_true", help="no fault outlives the keepalive of connections")
+    parser.add_argument("--forked", action="store_true", help="fork services instead of loading each: faster starts")
     parser.add_argument("--name", default="chaos", help="of the files in benchmarks/results; empty writes none")
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
@@ -38,7 +39,7 @@ async def _run(options: argparse.Namespace, seed: int) -> int:
     _say(f"seed {seed}, {len(faults)} faults" + ("" if library else "; clocks cannot be made to jump here"))
     folder = Path(tempfile.mkdtemp(prefix="outrider-chaos-"))
     try:
-        async with Fleet(folder, library) as fleet:
+        async with Fleet(folder, library, forked=options.forked) as fleet:
             run = await Campaign(fleet, scripts(), on_news=_say).play(faults)
     except BaseException:
         _say(f"the run broke off; seed {seed}, logs in {folder}")

@@ -69,6 +69,7 @@ class Campaign:
         scripts: Sequence[Script],
         *,
         listener: type[Listener] = Listener,
+        quiet_s: float = QUIET_S,
         on_news: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Prepare a run.
@@ -77,9 +78,11 @@ class Campaign:
             fleet: the processes.
             scripts: one per slot.
             listener: who listens; another class for a negative control.
+            quiet_s: time without faults at the start of each act.
             on_news: told what happens.
         """
         self._fleet, self._scripts, self._kind, self._say = fleet, scripts, listener, on_news
+        self._quiet_s = quiet_s
         self.run = Run()
         self._clients: list[Client] = []
         """One for each orchestrator, which leaves resuming to us."""
@@ -142,7 +145,7 @@ class Campaign:
 
     async def _learn_gap(self) -> None:
         """Learn how long a token is waited for when nothing is wrong."""
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(self._quiet_s)
         gaps = [later - earlier for listener in self._listeners for earlier, later in pairwise(listener.arrivals)]
         self.run.usual_gap_s = max([self.run.usual_gap_s, *gaps])
 

@@ -13,8 +13,8 @@ from tests.chaos.fleet import START_S, Fleet
 from tests.chaos.schedule import Edge, Fault, Kind
 from tests.chaos.wire import Weather
 
-SEEN_S = 3.0
-"""How long it may take until a fault shows from outside."""
+SEEN_S = 15.0
+"""How long it may take until a fault shows from outside; most of it is for machines that are busy."""
 POLL_S = 0.02
 CLOCK_TOLERANCE_S = 10.0
 """Of a clock that is read over HTTP on a busy machine; the least jump is three times as far."""
@@ -97,13 +97,14 @@ def _weather(fleet: Fleet, fault: Fault) -> Weather:
 
 
 @asynccontextmanager
-async def _changed(weather: Weather, trace: Trace) -> AsyncIterator[None]:
+async def _changed(weather: Weather, trace: Trace, linger_s: float) -> AsyncIterator[None]:
     """Hold the weather that the caller has made, then clear it."""
     trace.begin()
     before = weather.num_touched
     weather.change()
     try:
         yield
+        await _seen(lambda: weather.num_touched > before, linger_s)
     finally:
         weather.delay_s, weather.loss, weather.cut[:] = 0.0, 0.0, (False, False)
         trace.was_seen = weather.num_touched > before
@@ -114,7 +115,7 @@ async def _changed(weather: Weather, trace: Trace) -> AsyncIterator[None]:
 async def _delayed(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None]:
     weather = _weather(fleet, fault)
     weather.delay_s = fault.amount
-    async with _changed(weather, trace):
+    async with _changed(weather, trace, fault.linger_s):
         yield
 
 
@@ -123,7 +124,7 @@ async def _lossy(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None
     weather = _weather(fleet, fault)
     weather.loss = fault.amount
     weather.lot.seed(fault.number)
-    async with _changed(weather, trace):
+    async with _changed(weather, trace, fault.linger_s):
         yield
 
 
@@ -131,7 +132,7 @@ async def _lossy(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None
 async def _parted(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None]:
     weather = _weather(fleet, fault)
     weather.cut[:] = (True, True)
-    async with _changed(weather, trace):
+    async with _changed(weather, trace, fault.linger_s):
         yield
 
 
@@ -139,14 +140,14 @@ async def _parted(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[Non
 async def _half_open(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None]:
     weather = _weather(fleet, fault)
     weather.cut[int(fault.amount)] = True
-    async with _changed(weather, trace):
+    async with _changed(weather, trace, fault.linger_s):
         yield
 
 
 @asynccontextmanager
 async def _reset(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None]:
     trace.begin()
-    trace.was_seen = _weather(fleet, fault).reset() > 0
+    trace.was_seen = await _seen(lambda: _weather(fleet, fault).reset() > 0, fault.linger_s)
     yield
 
 
@@ -196,8 +197,8 @@ async def _refused(fleet: Fleet, word: str) -> bool:
     return False
 
 
-async def _seen(there: Callable[[], bool]) -> bool:
-    until_s = time.monotonic() + SEEN_S
+async def _seen(there: Callable[[], bool], within_s: float = SEEN_S) -> bool:
+    until_s = time.monotonic() + within_s
     while not there():
         if time.monotonic() > until_s:
             return False

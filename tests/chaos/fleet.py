@@ -25,6 +25,7 @@ from outrider.store.connect import open_client
 from outrider.store.registry import Registry
 from outrider.store.sessions import SessionStore
 from tests.chaos.clocks import Clock
+from tests.chaos.nursery import Child, Nursery
 from tests.chaos.schedule import CLIENT, ORCHESTRATORS, PROCESSES, SERVICES, STORE, VERIFIERS, Edge
 from tests.chaos.stores import Store
 from tests.chaos.wire import Gate, Weather
@@ -40,6 +41,7 @@ LASTING_PORTS = (12_000, 20_000)
 PASS_S = 0.01
 """One pass of the target."""
 
+QUIET = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR", "OMP_NUM_THREADS": "1"}
 _TOY = {"TOY_SEED": "7", "MODEL": "toy", "NUM_BLOCKS": "1024"}
 _EVERYBODY = {"HEARTBEAT_TTL_S": str(HEARTBEAT_TTL_S), "GRACE_S": str(GRACE_S)}
 _SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -53,20 +55,23 @@ _PREFIX = {"verify": "OUTRIDER_VERIFY_", "draft": "OUTRIDER_DRAFT_", "orchestrat
 class Fleet:
     """Two orchestrators, two verifiers, two draft workers and a store. An async context manager."""
 
-    def __init__(self, folder: Path, library: Path | None) -> None:
+    def __init__(self, folder: Path, library: Path | None, *, forked: bool = False) -> None:
         """Describe it.
 
         Args:
             folder: of logs, data and clocks.
             library: what makes clocks jump, if there is one.
+            forked: whether services are forked from a process that has loaded their libraries; else each loads its own.
         """
         self.folder = folder
+        nursery_clock = Clock(folder / "nursery.clock", library)
+        self._nursery = Nursery({**QUIET, **nursery_clock.environment}) if forked else None
         self.clocks = {name: Clock(folder / f"{name}.clock", library) for name in PROCESSES}
         self._gates: dict[str, Gate] = {}
         """By the process behind them."""
         self._store_gates: dict[str, Gate] = {}
         """One to the store for each service: those that look for it connect often."""
-        self.services: dict[str, Service] = {}
+        self.services: dict[str, Service | Child] = {}
         ports = _lasting_ports(2 * len(SERVICES) + 1)
         self._metrics_ports = dict(zip(SERVICES, ports[len(SERVICES) : -1], strict=True))
         self._listen_ports = dict(zip(PROCESSES, (*ports[: len(SERVICES)], ports[-1]), strict=True))
@@ -76,6 +81,8 @@ class Fleet:
     async def __aenter__(self) -> Self:
         """Start everything, and wait until all of it has announced itself."""
         try:
+            if self._nursery is not None:
+                await self._exits.enter_async_context(self._nursery)
             await self.store.start()
             self._exits.push_async_callback(self.store.close)
             client = open_client(f"redis://127.0.0.1:{self.store.port}")
@@ -118,8 +125,9 @@ class Fleet:
             return
         spec = self._spec(name)
         # The log goes on where the process before ended.
-        self.services[name] = Service(spec, {}, self.folder)
-        await self.services[name].start()
+        service = Child(self._nursery, spec, self.folder) if self._nursery else Service(spec, {}, self.folder)
+        self.services[name] = service
+        await service.start()
 
     async def kill(self, name: str) -> int:
         """End a process at once; return its exit status."""
@@ -245,8 +253,7 @@ class Fleet:
             "METRICS_PORT": str(self._metrics_ports[name]),
         }
         settings = {_PREFIX[role] + key: value for key, value in {**_SETTINGS[role], **_EVERYBODY, **own}.items()}
-        quiet = {"PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "ERROR", "OMP_NUM_THREADS": "1"}
-        return ServiceSpec(name, role, {**settings, **quiet, **self.clocks[name].environment})
+        return ServiceSpec(name, role, {**settings, **QUIET, **self.clocks[name].environment})
 
 
 def _inode(port: int, peer_port: int) -> str:

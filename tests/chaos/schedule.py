@@ -70,6 +70,8 @@ class Fault:
     """Seconds of delay, or of the jump of a clock; share of what is lost; 1 or 0: which direction is cut."""
     overlaps: bool = False
     """Whether it begins while the one before is still there."""
+    linger_s: float = 0.0
+    """How much longer than `hold_s` it stays, at most, if it has met nobody by then; only on connections."""
 
     def __str__(self) -> str:
         return f"#{self.number} {self.kind} of {self.target} for {self.hold_s:.1f} s ({self.amount:.3g})"
@@ -101,6 +103,35 @@ HOLDS_S: dict[Kind, tuple[float, float]] = {
     Kind.LOADING: (1.0, 3.0),
     Kind.CLOCK: (1.5, 3.0),
 }
+ESSENTIALS: Sequence[tuple[Kind, str | Edge]] = (
+    (Kind.KILL, "verify-0"),
+    (Kind.DELAY, Edge(CLIENT, "orchestrate-1")),
+    (Kind.KILL, "orchestrate-0"),
+    (Kind.PARTITION, Edge("orchestrate-1", "verify-1")),
+    (Kind.KILL, "draft-0"),
+    (Kind.LOSS, Edge(CLIENT, "orchestrate-1")),
+    (Kind.FREEZE, "verify-1"),
+    (Kind.RESET, Edge(CLIENT, "orchestrate-1")),
+    (Kind.RESTART, "orchestrate-1"),
+    (Kind.HALF_OPEN, Edge("orchestrate-0", STORE)),
+    (Kind.LOADING, STORE),
+    (Kind.FREEZE, "draft-1"),
+    (Kind.RESTART, "verify-0"),
+    (Kind.RESET, Edge("orchestrate-0", "verify-1")),
+    (Kind.FULL_MEMORY, STORE),
+    (Kind.CLOCK, "verify-1"),
+    (Kind.RESTART, "draft-1"),
+    (Kind.PARTITION, Edge("orchestrate-0", STORE)),
+    (Kind.FULL_DISK, STORE),
+    (Kind.FREEZE, "orchestrate-0"),
+)
+"""The short form's: what each service and the store can meet, in pairs that are there together."""
+LINGER_S = 15.0
+"""How much longer a fault of the short form stays on a connection that nobody has used yet."""
+SHORT_HOLD = 0.4
+"""Share of the longest hold that the short form goes up to."""
+SHORT_LOSS = 0.5
+"""What the short form loses: so much that it is never nothing."""
 LONG_KINDS = (Kind.FREEZE, Kind.PARTITION, Kind.HALF_OPEN)
 T = TypeVar("T")
 
@@ -126,6 +157,25 @@ def plan(seed: int, count: int, *, kinds: Iterable[Kind] = Kind, long_ones: bool
         is_long = long_ones and kind in LONG_KINDS and lot.random() < LONG_SHARE
         hold_s = lot.uniform(*(LONG_S if is_long else HOLDS_S[kind]))
         faults.append(Fault(number, kind, target, lot.uniform(0.0, 0.6), hold_s, _amount(lot, kind), overlaps))
+    return tuple(faults)
+
+
+def essentials(seed: int, *, kinds: Iterable[Kind] = Kind) -> tuple[Fault, ...]:
+    """Return the faults of the short form, in order; the seed settles how long each lasts, and when it begins.
+
+    Args:
+        seed: repeats a sequence.
+        kinds: those that this machine can do.
+    """
+    lot, able = random.Random(seed), frozenset(kinds)
+    faults: list[Fault] = []
+    for number, (kind, target) in enumerate(ESSENTIALS, 1):
+        low, high = HOLDS_S[kind]
+        hold_s, pause_s = lot.uniform(low, max(low, SHORT_HOLD * high)), lot.uniform(0.0, 0.6)
+        amount = SHORT_LOSS if kind is Kind.LOSS else _amount(lot, kind)
+        if kind in able:
+            second = number % 2 == 0
+            faults.append(Fault(number, kind, target, pause_s, hold_s, amount, overlaps=second, linger_s=LINGER_S))
     return tuple(faults)
 
 

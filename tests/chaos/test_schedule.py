@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.chaos.schedule import LONG_S, TARGETS, Edge, Kind, groups, plan
+from tests.chaos.schedule import LONG_S, TARGETS, Edge, Kind, essentials, groups, plan
 
 
 def test_a_seed_repeats_the_sequence_and_another_one_does_not() -> None:
@@ -36,3 +36,19 @@ def test_faults_that_are_there_together_have_no_process_in_common() -> None:
 
 def test_kinds_that_a_machine_cannot_do_are_left_out() -> None:
     assert Kind.CLOCK not in {fault.kind for fault in plan(2, 100, kinds=[each for each in Kind if each != Kind.CLOCK])}
+
+
+def test_the_short_form_has_every_kind_and_kills_freezes_and_restarts_every_service() -> None:
+    faults = essentials(4)
+    assert {fault.kind for fault in faults} == set(Kind)
+    for role in ("orchestrate", "verify", "draft"):
+        met = {fault.kind for fault in faults if isinstance(fault.target, str) and fault.target.startswith(role)}
+        assert {Kind.KILL, Kind.FREEZE, Kind.RESTART} <= met
+    assert {len(group) for group in groups(faults)} == {2}
+    for one, other in groups(faults):
+        assert one.target != other.target
+
+
+def test_the_short_form_leaves_out_what_a_machine_cannot_do_and_nothing_else() -> None:
+    without = essentials(4, kinds=[each for each in Kind if each is not Kind.CLOCK])
+    assert without == tuple(fault for fault in essentials(4) if fault.kind is not Kind.CLOCK)
