@@ -9,17 +9,24 @@ from outrider.model.runner import KvUsage, PoolExhausted
 class Blocks:
     """Which blocks are free, used or cached; every block is exactly one of the three."""
 
-    def __init__(self, num_blocks: int, copy: Callable[[int, int], None] = lambda _source, _target: None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        copy: Callable[[int, int], None] = lambda _source, _target: None,
+        move: Callable[[list[int], list[int]], None] = lambda _sources, _targets: None,
+    ) -> None:
         """Make a pool of free blocks.
 
         Args:
             num_blocks: At least one.
             copy: Copies what a block holds, from the first to the second.
+            move: Copies what single rows of the pool hold, from the first ones to the second ones, which may overlap.
         """
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         self.num_blocks = num_blocks
         self._copy = copy
+        self.move = move
         self._free = set(range(num_blocks))
         self._users = [0] * num_blocks
         self._num_shared = 0

@@ -19,6 +19,7 @@ from outrider.ids import TokenClass
 from outrider.model.blocks import Blocks
 from outrider.model.prefix import chained_key
 from outrider.model.runner import BLOCK_LEN, BlockLayout, KvSlot, PoolExhausted
+from outrider.verification.tree import Tree
 
 _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 
@@ -26,7 +27,7 @@ _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 class BlockSlot:
     """A session's block table and tokens; the block at index i holds positions [64 i, 64 i + 64)."""
 
-    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_token_ids", "blocks", "contiguous")
+    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_token_ids", "_tree", "blocks", "contiguous")
 
     def __init__(self, pool: "BlockPool", *, by_class: bool = True) -> None:
         self._pool: BlockPool | None = pool
@@ -35,6 +36,8 @@ class BlockSlot:
         self._classes = bytearray()
         self._keys: list[bytes] = []
         """Of the first blocks; all of those are full."""
+        self._tree: Tree | None = None
+        """What was fed last, if it was a tree: its nodes' KV lies one after another behind the length."""
         self.blocks: list[int] = []
         self.contiguous = True
 
@@ -52,12 +55,29 @@ class BlockSlot:
         """Note tokens whose KV has been written behind the length; there is room for them."""
         self._token_ids.extend(token_ids)
         self._classes += _CLASS_BYTES[token_class] * len(token_ids)
+        self._tree = None
+
+    def spread(self, tree: Tree) -> None:
+        """Note a tree whose KV has been written behind the length; there is room for it."""
+        self._tree = tree
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Take over one path of the tree that was fed last; see `KvSlot.keep`."""
+        pool, tree, start = self._living(), self._tree, self.length
+        if tree is None or tuple(path) != (tree.path_to(path[-1]) if path else ()):
+            raise ValueError(f"{list(path)} is no path of the tree fed last" if tree else "no tree was fed last")
+        if tuple(path) != tuple(range(len(path))):
+            sources = [pool_row(self, start + node) for node in path]
+            pool.move(sources, [pool_row(self, start + index) for index in range(len(path))])
+        self.advance(tree.tokens(path), TokenClass.DECODE)
+        self.drop_spare()
 
     def truncate(self, length: int) -> None:
         """Forget positions at or behind `length` and give back the blocks that hold nothing else."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a slot of length {self.length} to {length}")
         del self._token_ids[length:], self._classes[length:], self._keys[length // BLOCK_LEN :]
+        self._tree = None
         self.drop_spare()
 
     def match(self, token_ids: Sequence[int], classes: Sequence[TokenClass]) -> int:
@@ -238,6 +258,13 @@ class KvCache:
         rows = num_blocks * BLOCK_LEN
         self.layers = [torch.zeros(rows, 2 * heads, dim, dtype=dtype, device=device) for heads, dim in shapes]
 
+    def move(self, sources: list[int], targets: list[int]) -> None:
+        """Copy keys and values of single pool rows to others, which may overlap."""
+        device = self.layers[0].device
+        read, write = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+        for pool in self.layers:
+            pool.index_copy_(0, write, pool.index_select(0, read))
+
     def copy(self, source: int, target: int) -> None:
         """Copy one block's keys and values to another block."""
         for pool in self.layers:
@@ -281,6 +308,11 @@ class KvCache:
         return both[:heads], both[heads:]
 
 
+def pool_row(slot: BlockSlot, place: int) -> int:
+    """Return the pool row of a place in a slot."""
+    return slot.blocks[place // BLOCK_LEN] * BLOCK_LEN + place % BLOCK_LEN
+
+
 def pool_rows(slot: BlockSlot, first: int, last: int) -> list[int]:
     """Return the pool rows of positions [first, last) of a slot."""
-    return [slot.blocks[pos // BLOCK_LEN] * BLOCK_LEN + pos % BLOCK_LEN for pos in range(first, last)]
+    return [pool_row(slot, place) for place in range(first, last)]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from outrider.model.attention import Group, GroupShape, PassPlan, Workspace
-from outrider.model.kv import BlockSlot, KvCache
-from outrider.model.row_attention import MAX_RUN, Runs, RunShape
+from outrider.model.kv import BlockSlot, KvCache, pool_row
+from outrider.model.row_attention import MAX_RUN, NO_TREE, Runs, RunShape
 from outrider.model.runner import BLOCK_LEN
 
 MAX_KEYS = 1024
@@ -67,6 +67,16 @@ class PassShape:
     """Of a pass that is laid out in runs and has no groups."""
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a row of a tree has its keys behind the text that the tree hangs from; only runs can be laid out so."""
+
+    base: int
+    """Length of that text."""
+    places: tuple[int, ...]
+    """Places in the slot of the row's ancestors and, last, of the row itself: whose position would be that in a run."""
+
+
 @dataclass(slots=True)
 class Row:
     """One token on its way through a pass."""
@@ -76,6 +86,13 @@ class Row:
     position: int
     token_id: int
     wanted: bool
+    branch: Branch | None = None
+    """None in a run of consecutive positions."""
+
+    @property
+    def place(self) -> int:
+        """Where in the slot its KV is written."""
+        return self.branch.places[-1] if self.branch is not None else self.position
 
     @property
     def span(self) -> int:
@@ -143,7 +160,7 @@ class Planner:
             kept = size
         numbers = _Numbers()
         if self.layout is Layout.RUNS:
-            return self._finish(rows, 0, PassShape(size, kept, (), self._add_runs(numbers, rows)), numbers)
+            return self._finish(rows, 0, PassShape(size, kept, (), self._add_runs(numbers, rows, size)), numbers)
         one_call = self.layout is Layout.FIXED and self.classes.items_mix and self.classes.spans_mix
         for shape, items in self._fixed_groups(rows) if one_call else self._tight_groups(rows, size):
             self._add_group(numbers, shape, items)
@@ -175,7 +192,7 @@ class Planner:
         """Put the numbers of rows before those of groups; rows outside of [first, first + len(rows)) are padding."""
         padding = shape.rows - first - len(rows)
         spare = self.spare_block * BLOCK_LEN
-        write = [row.slot.blocks[row.position // BLOCK_LEN] * BLOCK_LEN + row.position % BLOCK_LEN for row in rows]
+        write = [pool_row(row.slot, row.place) for row in rows]
         wanted = [index for index, row in enumerate(rows, first) if row.wanted]
         kept = (wanted + wanted[-1:] * (shape.kept - len(wanted))) if shape.kept else []
         head = [0] * first + [row.token_id for row in rows] + [0] * padding
@@ -222,17 +239,26 @@ class Planner:
             head, end = rows[start], start + 1
             while end < len(rows) and end - start < most and self._share_a_call(head, rows[end]):
                 end += 1
-            yield _Item(start, [row.position for row in rows[start:end]], head.slot, rows[end - 1].span)
+            span = max(row.span for row in rows[start:end])
+            yield _Item(start, [row.position for row in rows[start:end]], head.slot, span)
             start = end
 
-    def _add_runs(self, numbers: _Numbers, rows: Sequence[Row]) -> RunShape:
-        """Append the tables of runs: first rows, counts, blocks."""
+    def _add_runs(self, numbers: _Numbers, rows: Sequence[Row], size: int) -> RunShape:
+        """Append the tables of runs: first rows, counts, bases, branches of all rows, blocks."""
         items = list(self._items(rows, MAX_RUN))
-        shape = RunShape(len(items), max(item.span for item in items) // BLOCK_LEN)
+        branches = [row.branch.places if row.branch is not None else () for row in rows]
+        width = max(len(places) for places in branches)
+        shape = RunShape(len(items), max(item.span for item in items) // BLOCK_LEN, width)
         numbers.tail += [item.first for item in items] + [len(item.positions) for item in items]
+        heads = [rows[item.first].branch for item in items]
+        numbers.tail += [head.base if head is not None else NO_TREE for head in heads]
+        for row, places in zip(rows, branches, strict=True):
+            own = [pool_row(row.slot, place) for place in places]
+            numbers.tail += own + [self.spare_block * BLOCK_LEN] * (width - len(own))
+        numbers.tail += [self.spare_block * BLOCK_LEN] * (width * (size - len(rows)))
         for item in items:
-            own = item.slot.blocks[: item.span // BLOCK_LEN]
-            numbers.tail += own + [self.spare_block] * (shape.blocks - len(own))
+            blocks = item.slot.blocks[: item.span // BLOCK_LEN]
+            numbers.tail += blocks + [self.spare_block] * (shape.blocks - len(blocks))
         return shape
 
     def _share_a_call(self, row: Row, other: Row) -> bool:
@@ -275,11 +301,18 @@ def read(shape: PassShape, numbers: Tensor, kv: KvCache, workspace: Workspace) -
         sizes += [queries, queries, group.items * (group.span // BLOCK_LEN)]
     runs = shape.runs
     if runs is not None:
-        sizes += [runs.runs, runs.runs, runs.runs * runs.blocks]
+        sizes += [runs.runs, runs.runs, runs.runs, shape.rows * runs.branch, runs.runs * runs.blocks]
     token_ids, positions, write, order, kept, *tail = torch.split(numbers, sizes)
     if runs is not None:
-        first, count, blocks = (part.numpy() for part in tail)
-        table = Runs(first, count, blocks.reshape(runs.runs, runs.blocks), positions.numpy())
+        first, count, bases, branches, blocks = (part.numpy() for part in tail)
+        table = Runs(
+            first,
+            count,
+            blocks.reshape(runs.runs, runs.blocks),
+            positions.numpy(),
+            bases,
+            branches.reshape(shape.rows, runs.branch),
+        )
         return PassInput(token_ids, positions, kept, PassPlan(kv, write, [], order, workspace, table))
     own = zip(shape.groups, tail[0::3], tail[1::3], tail[2::3], strict=True)
     groups = [Group(group, rows, at, blocks) for group, rows, at, blocks in own]

@@ -30,7 +30,7 @@ from outrider.model.transformers_runner import TransformersRunner, kv_shapes
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
 
-ENGINE_VERSION = 6
+ENGINE_VERSION = 7
 """Part of the fingerprint; raised whenever a change of this package's operations may change the bits of a row."""
 
 _PROMPT_LEN = 40

@@ -5,8 +5,12 @@ float32 and under a mask; making them so takes longer than the attention itself.
 session where they lie: no copy, no mask, no padding (measured: 30 layers of the default model, eight sessions of 200
 tokens, 3.3 ms instead of 12.6).
 
-Invariant: what a row comes to is a function of its query, its position and its session's keys alone. The order of every
-sum is fixed by the row's position; nothing depends on the other rows of a run, on neighbours, or on which thread works.
+Rows of a *tree* have the session's keys up to where the tree hangs, and behind that those of their own branch, which
+lie anywhere in the pool. They are read in the order of their positions, as if the branch were a run.
+
+Invariant: what a row comes to is a function of its query, its position and the keys it sees alone. The order of every
+sum is fixed by the row's position; nothing depends on the other rows of a run, on neighbours, on where keys lie, or on
+which thread works.
 """
 
 from collections.abc import Callable
@@ -32,10 +36,12 @@ _SHIFTS = {torch.bfloat16: 16, torch.float32: 0}
 _WORDS = {torch.bfloat16: torch.uint16, torch.float32: torch.uint32}
 
 _NO_WINDOW = 1 << 62
+NO_TREE = 1 << 62
+"""In place of the position where a run's rows part ways."""
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be vectorised; infinities and NaNs stay what they are."""
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., None])
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
@@ -52,6 +58,8 @@ class RunShape:
     runs: int
     blocks: int
     """Width of the table of blocks."""
+    branch: int = 0
+    """Width of the table of branches; 0 where the pass has no trees."""
 
 
 @dataclass(slots=True)
@@ -65,7 +73,11 @@ class Runs:
     blocks: Integers
     """[runs, width], pool blocks of its session, from position 0 on."""
     positions: Integers
-    """[rows], those of the pass, rising within a run."""
+    """[rows], those of the pass."""
+    bases: Integers
+    """[runs], position from which on each of its rows has keys of its own, or `NO_TREE`."""
+    branches: Integers
+    """[rows, width], pool rows of the keys from there on; of no meaning where there is no tree."""
     scratch: dict[int, "Scratch"] = field(default_factory=dict)
 
     def attend(self, query: Tensor, pool: Tensor, scale: float, window: int) -> Tensor:
@@ -89,9 +101,9 @@ class Runs:
         def work(part: int, heads: range) -> None:
             own = self._scratch(part, queries.shape[2], queries.shape[3])
             _attend(
-                queries, words, shift, self.first, self.count, self.blocks, self.positions, np.float32(scale), width,
-                heads.start, heads.stop, out, own.scores, own.bits, own.bits.view(np.float32), own.powers,
-                own.powers.view(np.float32),
+                queries, words, shift, self.first, self.count, self.blocks, self.positions, self.bases, self.branches,
+                np.float32(scale), width, heads.start, heads.stop, out, own.scores, own.bits,
+                own.bits.view(np.float32), own.powers, own.powers.view(np.float32),
             )  # fmt: skip
 
         _share(work, queries.shape[1], len(self.positions) * self.blocks.shape[1] * BLOCK_LEN)
@@ -188,74 +200,104 @@ def _softmax(scores: Any, powers: Any, scale: Any, first: int, end: int) -> None
 
 
 @_compiled
-def _widen(pool: Any, base: int, head: int, count: int, shift: Any, bits: Any) -> None:
-    """Copy one head of `count` rows of the pool, as the bits of float32."""
+def _widen(  # noqa: PLR0913, PLR0917
+    pool: Any, row: int, shared: int, branch: Any, head: int, count: int, shift: Any, bits: Any
+) -> None:
+    """Copy one head of a block's first `count` keys, as the bits of float32.
+
+    The first `shared` of them lie side by side from `row` on; what `branch` names takes the place of the others, the
+    first of it that of key `shared`, which may be negative.
+    """
     for key in range(count):
-        source, target = pool[base + key, head], bits[key]
+        source, target = pool[row + key if key < shared else branch[key - shared], head], bits[key]
         for dim in range(len(target)):
             target[dim] = np.uint32(source[dim]) << shift
 
 
 @_compiled
+def _extent(positions: Any, start: int, end: int, window: int) -> Any:
+    """Return the first and the last position that rows [start, end) see."""
+    lowest, highest = positions[start], positions[start]
+    for row in range(start, end):
+        lowest, highest = min(lowest, positions[row]), max(highest, positions[row])
+    return max(0, lowest + 1 - window), highest
+
+
+@_compiled
 def _attend(  # noqa: PLR0913, PLR0917  (compiled code takes arrays, not objects)
-    query: Any, pool: Any, shift: Any, first: Any, count: Any, blocks: Any, positions: Any, scale: Any, window: int,
-    head_start: int, head_end: int, out: Any, scores: Any, bits: Any, wide: Any, powers: Any, power_values: Any,
+    query: Any, pool: Any, shift: Any, first: Any, count: Any, blocks: Any, positions: Any, bases: Any, branches: Any,
+    scale: Any, window: int, head_start: int, head_end: int, out: Any, scores: Any, bits: Any, wide: Any, powers: Any,
+    power_values: Any,
 ) -> None:  # fmt: skip
     """Attend with the runs of a pass; names as in `Runs`. `wide` and `power_values` are float32 views."""
     group = query.shape[2]
     for run in range(len(first)):
-        start, end = first[run], first[run] + count[run]
+        start, end, base = first[run], first[run] + count[run], bases[run]
         for head in range(head_start, head_end):
-            _score(query, pool, shift, blocks[run], positions, start, end, scale, window, head, scores, bits, wide)
+            _score(
+                query, pool, shift, blocks[run], positions, base, branches, start, end, scale, window, head, scores,
+                bits, wide,
+            )  # fmt: skip
             for row in range(start, end):
                 for way in range(group):
                     own = scores[(row - start) * group + way]
                     _softmax(own, powers, power_values, max(0, positions[row] + 1 - window), positions[row] + 1)
-            _weigh(out, pool, shift, blocks[run], positions, start, end, window, head, scores, bits, wide)
+            _weigh(
+                out, pool, shift, blocks[run], positions, base, branches, start, end, window, head, scores, bits, wide
+            )
 
 
 @_compiled
 def _score(  # noqa: PLR0913, PLR0917
-    query: Any, pool: Any, shift: Any, blocks: Any, positions: Any, start: int, end: int, scale: Any, window: int,
-    head: int, scores: Any, bits: Any, wide: Any,
+    query: Any, pool: Any, shift: Any, blocks: Any, positions: Any, base: int, branches: Any, start: int, end: int,
+    scale: Any, window: int, head: int, scores: Any, bits: Any, wide: Any,
 ) -> None:  # fmt: skip
     """Score the queries of rows [start, end) for one head, block by block."""
-    group, dims, seen = query.shape[2], query.shape[3], positions[end - 1] + 1
-    for block in range(max(0, positions[start] + 1 - window) // BLOCK_LEN, (seen + BLOCK_LEN - 1) // BLOCK_LEN):
+    group, dims = query.shape[2], query.shape[3]
+    lowest, highest = _extent(positions, start, end, window)
+    for block in range(lowest // BLOCK_LEN, highest // BLOCK_LEN + 1):
         at = block * BLOCK_LEN
-        _widen(pool, blocks[block] * BLOCK_LEN, head, min(BLOCK_LEN, seen - at), shift, bits)
-        for row in range(start, end):
-            low, high = max(0, positions[row] + 1 - window - at), min(BLOCK_LEN, positions[row] + 1 - at)
-            for way in range(group):
-                own, target = query[row, head, way], scores[(row - start) * group + way]
-                for key in range(low, high):
-                    keys, product = wide[key], np.float32(0.0)
-                    for dim in range(dims):
-                        product += own[dim] * keys[dim]
-                    target[at + key] = product * scale
+        # Where rows part ways each has a reading of its own: one sum for both kinds, so that both have the same bits.
+        together = end - start if at + BLOCK_LEN <= base else 1
+        for share in range(start, end, together):
+            seen = (highest if together > 1 else positions[share]) + 1 - at
+            _widen(pool, blocks[block] * BLOCK_LEN, base - at, branches[share], head, min(BLOCK_LEN, seen), shift, bits)
+            for row in range(share, share + together):
+                low, high = max(0, positions[row] + 1 - window - at), min(BLOCK_LEN, positions[row] + 1 - at)
+                for way in range(group):
+                    own, target = query[row, head, way], scores[(row - start) * group + way]
+                    for key in range(low, high):
+                        keys, product = wide[key], np.float32(0.0)
+                        for dim in range(dims):
+                            product += own[dim] * keys[dim]
+                        target[at + key] = product * scale
 
 
 @_compiled
 def _weigh(  # noqa: PLR0913, PLR0917
-    out: Any, pool: Any, shift: Any, blocks: Any, positions: Any, start: int, end: int, window: int, head: int,
-    weights: Any, bits: Any, wide: Any,
+    out: Any, pool: Any, shift: Any, blocks: Any, positions: Any, base: int, branches: Any, start: int, end: int,
+    window: int, head: int, weights: Any, bits: Any, wide: Any,
 ) -> None:  # fmt: skip
     """Sum up the weighted values of rows [start, end) for one head, block by block, four keys at a time."""
-    heads, group, dims, seen = out.shape[1], out.shape[2], out.shape[3], positions[end - 1] + 1
-    for block in range(max(0, positions[start] + 1 - window) // BLOCK_LEN, (seen + BLOCK_LEN - 1) // BLOCK_LEN):
+    heads, group, dims = out.shape[1], out.shape[2], out.shape[3]
+    lowest, highest = _extent(positions, start, end, window)
+    for block in range(lowest // BLOCK_LEN, highest // BLOCK_LEN + 1):
         at = block * BLOCK_LEN
-        _widen(pool, blocks[block] * BLOCK_LEN, heads + head, min(BLOCK_LEN, seen - at), shift, bits)
-        for row in range(start, end):
-            low, high = max(0, positions[row] + 1 - window - at), min(BLOCK_LEN, positions[row] + 1 - at)
-            fours = low + max(0, high - low) // 4 * 4
-            for way in range(group):
-                own, total = weights[(row - start) * group + way], out[row, head, way]
-                for key in range(low, fours, 4):
-                    w0, w1, w2, w3 = own[at + key], own[at + key + 1], own[at + key + 2], own[at + key + 3]
-                    v0, v1, v2, v3 = wide[key], wide[key + 1], wide[key + 2], wide[key + 3]
-                    for dim in range(dims):
-                        total[dim] += (w0 * v0[dim] + w1 * v1[dim]) + (w2 * v2[dim] + w3 * v3[dim])
-                for key in range(fours, high):
-                    weight, value = own[at + key], wide[key]
-                    for dim in range(dims):
-                        total[dim] += weight * value[dim]
+        together = end - start if at + BLOCK_LEN <= base else 1
+        for share in range(start, end, together):
+            count = min(BLOCK_LEN, (highest if together > 1 else positions[share]) + 1 - at)
+            _widen(pool, blocks[block] * BLOCK_LEN, base - at, branches[share], heads + head, count, shift, bits)
+            for row in range(share, share + together):
+                low, high = max(0, positions[row] + 1 - window - at), min(BLOCK_LEN, positions[row] + 1 - at)
+                fours = low + max(0, high - low) // 4 * 4
+                for way in range(group):
+                    own, total = weights[(row - start) * group + way], out[row, head, way]
+                    for key in range(low, fours, 4):
+                        w0, w1, w2, w3 = own[at + key], own[at + key + 1], own[at + key + 2], own[at + key + 3]
+                        v0, v1, v2, v3 = wide[key], wide[key + 1], wide[key + 2], wide[key + 3]
+                        for dim in range(dims):
+                            total[dim] += (w0 * v0[dim] + w1 * v1[dim]) + (w2 * v2[dim] + w3 * v3[dim])
+                    for key in range(fours, high):
+                        weight, value = own[at + key], wide[key]
+                        for dim in range(dims):
+                            total[dim] += weight * value[dim]

@@ -7,6 +7,7 @@ call from two.
 
 Invariants:
     - After `forward` a slot's length has grown by the tokens fed, or, when it raised, nothing has changed.
+    - A feed that is a tree leaves the length as it was: `KvSlot.keep` takes over the tokens of one path.
     - `KvSlot.truncate` moves no data; the next feed overwrites what lies behind the length.
     - A pool block is free, used by slots, or cached: known by its content and used by none.
     - A block that several slots use, or that is known by its content, is never written to.
@@ -20,6 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from outrider.ids import TokenClass
+from outrider.verification.tree import Tree, tree_problem
 
 BLOCK_LEN = 64
 """Tokens per KV block, and rows of a prompt pass."""
@@ -64,6 +66,8 @@ class ModelInfo:
     block_len: int = BLOCK_LEN
     classes_differ: bool = True
     """Whether a token's KV may have other bits when it is computed as PROMPT than as DECODE."""
+    trees: bool = False
+    """Whether feeds may be trees, with rows of the same bits as those of each path fed as a run."""
 
     @property
     def kv_block_bytes(self) -> int:
@@ -158,6 +162,20 @@ class KvSlot(Protocol):
         """
         ...
 
+    def keep(self, path: Sequence[int]) -> None:
+        """Take over the tokens of one path of the tree that was fed last, and forget the others; once for each tree.
+
+        Their KV is moved to where a run would have put it, with the same bits. What is fed or cut off without it takes
+        over none.
+
+        Args:
+            path: Numbers of the tree's tokens, each the parent of the next, the first below the text; may be empty.
+
+        Raises:
+            ValueError: The last feed was no tree, or the path is none of it.
+        """
+        ...
+
     def match(self, token_ids: Sequence[int], classes: Sequence[TokenClass]) -> int:
         """Take over KV that is known for the tokens behind the length: whole blocks, as many as are there.
 
@@ -186,7 +204,7 @@ class KvSlot(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """New tokens of one session at positions [slot.length, slot.length + len(token_ids))."""
+    """New tokens of one session at positions [slot.length, slot.length + len(token_ids)), or a tree of them."""
 
     slot: KvSlot
     token_ids: tuple[int, ...]
@@ -198,6 +216,10 @@ class Feed:
     """Whether `Rows.hidden` is wanted too."""
     best_below: int = 0
     """If positive, only `Rows.best` is wanted, the likeliest of the ids below this, and `Rows.logits` may be empty."""
+    parents: tuple[int, ...] = ()
+    """Of a tree, where `ModelInfo.trees` allows it: number of each token's parent, which comes before it, or -1 for the
+    slot's last token. A token sees the slot's text and its own ancestors, and its position is the length plus their
+    number. Empty: each token follows the one before it."""
 
 
 @dataclass(slots=True)
@@ -254,7 +276,7 @@ class ModelRunner(Protocol):
         ...
 
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
-        """Run feeds of different slots and advance each slot by its tokens.
+        """Run feeds of different slots and advance each slot by its tokens, those of trees excepted.
 
         DECODE feeds share passes of the row classes; each PROMPT feed is a pass of its own fixed shape.
 
@@ -266,7 +288,7 @@ class ModelRunner(Protocol):
 
         Raises:
             InvalidFeed: An id outside the vocabulary, no tokens, a PROMPT feed across a block border, a context
-                overflow, a slot that is freed, foreign or named twice.
+                overflow, a slot that is freed, foreign or named twice, a tree that is none or cannot be run.
             PoolExhausted: Not enough free blocks for all feeds together.
         """
         ...
@@ -308,7 +330,21 @@ def _check_feed(number: int, feed: Feed, info: ModelInfo) -> None:
     if min(feed.token_ids) < 0 or max(feed.token_ids) >= info.vocab_size:
         bad = next(token for token in feed.token_ids if not 0 <= token < info.vocab_size)
         raise InvalidFeed(f"feed {number}: token id {bad} is outside [0, {info.vocab_size})")
-    if start + count > info.context_len:
-        raise InvalidFeed(f"feed {number}: {start} + {count} tokens exceed the context of {info.context_len}")
+    if feed.parents:
+        _check_tree(number, feed, info)
+    depth = Tree(feed.token_ids, feed.parents).depth if feed.parents else count
+    if start + depth > info.context_len:
+        raise InvalidFeed(f"feed {number}: {start} + {depth} tokens exceed the context of {info.context_len}")
     if feed.token_class is TokenClass.PROMPT and start // info.block_len != (start + count - 1) // info.block_len:
         raise InvalidFeed(f"feed {number}: prompt positions [{start}, {start + count}) cross a block border")
+
+
+def _check_tree(number: int, feed: Feed, info: ModelInfo) -> None:
+    """Check a feed with parents; see `check_feeds`."""
+    if not info.trees:
+        raise InvalidFeed(f"feed {number}: {info.name} cannot run trees here")
+    if len(feed.parents) != len(feed.token_ids) or feed.token_class is not TokenClass.DECODE:
+        raise InvalidFeed(f"feed {number}: a tree needs a parent for each token, and the class DECODE")
+    problem = tree_problem(feed.parents)
+    if problem:
+        raise InvalidFeed(f"feed {number}: {problem}")

@@ -31,6 +31,7 @@ from outrider.model.runner import (
     check_feeds,
 )
 from outrider.sampling import greedy_ids
+from outrider.verification.tree import Tree
 
 TOKEN_BYTES = 8
 """What a toy remembers of a token."""
@@ -117,7 +118,7 @@ class ToyRunner:
             name: The model's name.
         """
         self._language = language
-        self._pool = BlockPool(num_blocks, self.copy_block)
+        self._pool = BlockPool(num_blocks, self.copy_block, self.move_tokens)
         self._memory = [0] * (num_blocks * BLOCK_LEN)
         self._delay_s = delay_s
         self.passes: list[int] = []
@@ -126,6 +127,7 @@ class ToyRunner:
             name=name, vocab_size=language.vocab_size, context_len=context_len, dtype="float64", hidden_size=1,
             row_classes=row_classes, max_rows=row_classes[-1], exactness="bitwise", fingerprint="toy",
             kv_bytes_per_token=TOKEN_BYTES, num_blocks=num_blocks, classes_differ=False,
+            trees=True,
         )  # fmt: skip
         self._pool.set_roots("toy", classes_differ=False)
 
@@ -169,6 +171,12 @@ class ToyRunner:
         held = self._memory[source * BLOCK_LEN : (source + 1) * BLOCK_LEN]
         self._memory[target * BLOCK_LEN : (target + 1) * BLOCK_LEN] = held
 
+    def move_tokens(self, sources: list[int], targets: list[int]) -> None:
+        """Copy single tokens of the memory to other places, which may overlap."""
+        held = [self._memory[row] for row in sources]
+        for row, token in zip(targets, held, strict=True):
+            self._memory[row] = token
+
     def copy_out(self, block: int, into: memoryview) -> None:
         """Write a block's bytes into a buffer."""
         into[:] = array("q", self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN]).tobytes()
@@ -192,25 +200,30 @@ class ToyRunner:
         return own
 
     def _rows(self, slot: BlockSlot, feed: Feed) -> Rows:
-        start = slot.length
-        slot.advance(feed.token_ids, feed.token_class)
-        for row, token in zip(pool_rows(slot, start, slot.length), feed.token_ids, strict=True):
+        start, count = slot.length, len(feed.token_ids)
+        for row, token in zip(pool_rows(slot, start, start + count), feed.token_ids, strict=True):
             self._memory[row] = token
-        ends = range(slot.length - feed.num_rows + 1, slot.length + 1)
-        text = self._read(slot) if feed.num_rows else []
-        laws = [self._language.probs(text[:end]) for end in ends]
+        tree = Tree(feed.token_ids, feed.parents or tuple(range(-1, count - 1)))
+        held = self._read(slot) if feed.num_rows else []
+        paths = [tree.path_to(node) for node in range(count - feed.num_rows, count)]
+        texts = [held[:start] + [held[start + node] for node in path] for path in paths]
+        if feed.parents:
+            slot.spread(tree)
+        else:
+            slot.advance(feed.token_ids, feed.token_class)
+        laws = [self._language.probs(text) for text in texts]
         logits = torch.stack(laws).log() if laws else torch.empty(0, self._info.vocab_size, dtype=torch.float64)
-        hidden = torch.tensor([[float(end)] for end in ends]).reshape(-1, 1) if feed.want_hidden else None
+        hidden = torch.tensor([[float(len(text))] for text in texts]).reshape(-1, 1) if feed.want_hidden else None
         if feed.best_below:
             return Rows(logits[:0], hidden, greedy_ids(logits[:, : feed.best_below]))
         return Rows(logits, hidden)
 
     def _read(self, slot: BlockSlot) -> list[int]:
-        """Return a slot's tokens as the memory has them."""
-        text: list[int] = []
+        """Return what the memory has in a slot's blocks."""
+        held: list[int] = []
         for block in slot.blocks:
-            text += self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN]
-        return text[: slot.length]
+            held += self._memory[block * BLOCK_LEN : (block + 1) * BLOCK_LEN]
+        return held
 
     def _count_passes(self, feeds: Sequence[Feed]) -> None:
         """Record, and sleep for, the passes a real runner would make."""

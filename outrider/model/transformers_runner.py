@@ -23,10 +23,11 @@ from outrider.model.fused import can_fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot
 from outrider.model.memory import KvBudget
 from outrider.model.packed import packed, unmap
-from outrider.model.planning import Layout, PassShape, Planner, Row, RowClasses
+from outrider.model.planning import Branch, Layout, PassShape, Planner, Row, RowClasses
 from outrider.model.recording import AnewPasses, Passes, RecordedPasses
 from outrider.model.row_attention import is_supported
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
+from outrider.verification.tree import Tree
 
 
 class TransformersRunner:
@@ -73,7 +74,7 @@ class TransformersRunner:
             num_blocks = num_blocks.num_blocks(token_bytes * BLOCK_LEN, self._device)
         # One block more than the pool gives away: padding is written there.
         self._kv = KvCache(shapes, num_blocks + 1, self._dtype, self._device)
-        self._pool = BlockPool(num_blocks, self._kv.copy)
+        self._pool = BlockPool(num_blocks, self._kv.copy, self._kv.move)
         self.layout = layout or _fastest_layout(model, self._dtype, self._device, fused=self.fused)
         passes = RecordedPasses if self.layout is Layout.FIXED else AnewPasses
         self.passes: Passes = passes(decoder, self._kv, self._device)
@@ -90,6 +91,7 @@ class TransformersRunner:
             fingerprint="",
             kv_bytes_per_token=token_bytes,
             num_blocks=num_blocks,
+            trees=self.layout is Layout.RUNS,
         )
         self.set_classes(self._classes, "")
 
@@ -171,7 +173,10 @@ class TransformersRunner:
                 slot.drop_spare()
             raise
         for slot, feed in zip(slots, feeds, strict=True):
-            slot.advance(feed.token_ids, feed.token_class)
+            if feed.parents:
+                slot.spread(Tree(feed.token_ids, feed.parents))
+            else:
+                slot.advance(feed.token_ids, feed.token_class)
         return [self._gather(feed, piece) for feed, piece in zip(feeds, pieces, strict=True)]
 
     def _own_slot(self, slot: KvSlot) -> BlockSlot:
@@ -185,10 +190,7 @@ class TransformersRunner:
         pieces: list[list[Piece]] = [[] for _ in feeds]
         decode: list[Row] = []
         for number, (feed, slot) in enumerate(zip(feeds, slots, strict=True)):
-            silent, start = len(feed.token_ids) - feed.num_rows, slot.length
-            rows = [
-                Row(number, slot, start + index, token, index >= silent) for index, token in enumerate(feed.token_ids)
-            ]
+            rows = _rows_of(number, feed, slot)
             if feed.token_class is TokenClass.PROMPT:
                 self._run_pass(rows, self._planner.prompt(rows), feeds, pieces)
             else:
@@ -228,6 +230,19 @@ class TransformersRunner:
         info = self._info
         hidden = torch.empty(0, info.hidden_size, dtype=self._dtype)
         return Piece(torch.empty(0, info.vocab_size), hidden, torch.empty(0, dtype=torch.int64))
+
+
+def _rows_of(number: int, feed: Feed, slot: BlockSlot) -> list[Row]:
+    """Return the rows of a feed, in the order of its tokens."""
+    silent, start = len(feed.token_ids) - feed.num_rows, slot.length
+    if not feed.parents:
+        return [Row(number, slot, start + index, token, index >= silent) for index, token in enumerate(feed.token_ids)]
+    tree, rows = Tree(feed.token_ids, feed.parents), []
+    for node, token in enumerate(feed.token_ids):
+        places = tuple(start + own for own in tree.path_to(node))
+        branch = Branch(start, places)
+        rows.append(Row(number, slot, start + len(places) - 1, token, node >= silent, branch))
+    return rows
 
 
 def _fastest_layout(model: PreTrainedModel, dtype: torch.dtype, device: torch.device, *, fused: bool) -> Layout:

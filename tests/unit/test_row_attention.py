@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.model.row_attention import MAX_RUN, Runs, is_supported
+from outrider.model.row_attention import MAX_RUN, NO_TREE, Runs, is_supported
 from outrider.model.runner import BLOCK_LEN
 
 KV_HEADS, GROUP, DIM, SCALE = 3, 2, 24, 0.2
@@ -30,7 +30,10 @@ def attended(pool: Tensor, runs: list[tuple[list[int], list[int]]], window: int 
     width = max(len(blocks) for _, blocks in runs)
     table = [blocks + [NUM_BLOCKS - 1] * (width - len(blocks)) for _, blocks in runs]
     positions = [at for own, _ in runs for at in own] + [0] * padding
-    runs_of = Runs(np.array(first), np.array(counts), np.array(table), np.array(positions))
+    runs_of = Runs(
+        np.array(first), np.array(counts), np.array(table), np.array(positions),
+        np.full(len(runs), NO_TREE), np.zeros((len(positions), 0), np.int64),
+    )  # fmt: skip
     return runs_of.attend(queries_of(positions, pool.dtype), pool, SCALE, window)
 
 
