@@ -13,7 +13,7 @@ from orchestrator.channels import Channels
 from orchestrator.pairing import check_pair
 from orchestrator.placement import UNSEEN_S, Placement, Room, StaticSource, Wanted, describe
 from outrider.codec import types as t
-from outrider.errors import InvalidRequest, Unavailable, VocabularyMismatch
+from outrider.errors import FailedPrecondition, InvalidRequest, Unavailable, VocabularyMismatch
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import RpcServer
@@ -189,6 +189,16 @@ async def test_a_draft_worker_whose_context_the_prompt_fills_is_no_use_and_the_r
 async def test_a_full_draft_worker_is_not_asked() -> None:
     placed = placement(worker("full", "draft", load=8))
     assert await drafter(placed) == (None, "no_drafter")
+
+
+def test_a_drafter_is_not_paired_with_a_target_whose_hidden_states_it_cannot_read() -> None:
+    target = replace(worker("v1"), attributes={"hidden_size": "576"})
+    drafter = replace(worker("d1", "draft"), drafter="feature", attributes={"feature_size": "576", "hidden_size": "1"})
+    check_pair(target, drafter)
+    check_pair(worker("v1"), drafter)
+    check_pair(target, replace(drafter, attributes={"hidden_size": "960"}))
+    with pytest.raises(FailedPrecondition, match=r"d1 \(feature.*576 wide.*v1.*960 wide"):
+        check_pair(replace(target, attributes={"hidden_size": "960"}), drafter)
 
 
 async def test_another_vocabulary_is_refused_naming_both_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
