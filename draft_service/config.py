@@ -20,7 +20,7 @@ class DraftSettings(ModelSettings):
     model: str = DEFAULT_MODEL
     """The draft model; with `prompt_lookup`, `feature` and `medusa` the target: its layers are not loaded."""
     checkpoint: str = ""
-    """Folder of the trained draft, for `feature` and `medusa`."""
+    """`feature`, `medusa`: folder of the trained draft, or name of one that ships; empty: what ships for the model."""
     layers: Annotated[tuple[int, ...] | None, NoDecode] = None
     """Layers of the model that are kept, such as "0,1,2,29"; empty: all."""
     min_ngram: int = Field(default=2, ge=1)

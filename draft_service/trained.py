@@ -14,7 +14,8 @@ from draft_service.drafters.protocol import Drafter, DrafterInfo
 from draft_service.drafters.sampling import Ranked
 from outrider.drafting.checkpoint import FEATURE_LAYER, Checkpoint, Draft, load
 from outrider.drafting.feature import FeatureDraft
-from outrider.errors import FailedPrecondition
+from outrider.drafting.shipped import shipped
+from outrider.errors import FailedPrecondition, NotFound
 from outrider.model.embedding import TargetOutline, outline
 from outrider.model.gguf import Progress
 from outrider.model.names import ModelSpec
@@ -42,10 +43,11 @@ def load_trained(settings: DraftSettings, on_progress: Progress) -> Trained:
     """
     _check(settings)
     on_progress("loading the draft", None)
-    checkpoint = load(Path(settings.checkpoint).expanduser(), torch.float32)
+    folder = _folder(settings)
+    checkpoint = load(folder, torch.float32)
     if checkpoint.kind != settings.drafter:
         raise FailedPrecondition(
-            f"{settings.variable('checkpoint')} {settings.checkpoint!r} is a draft of kind {checkpoint.kind!r}, "
+            f"{settings.variable('checkpoint')}: {str(folder)!r} holds a draft of kind {checkpoint.kind!r}, "
             f"{settings.variable('drafter')} is {settings.drafter!r}"
         )
     target = outline(ModelSpec(settings.model, settings.dtype), on_progress)
@@ -86,13 +88,25 @@ def rank(draft: Draft, vocab_len: int) -> Ranked:
     return Ranked(kept.tolist(), vocab_len)
 
 
+def _folder(settings: DraftSettings) -> Path:
+    """Return where the checkpoint is: the one that is named, or the one that ships for the model.
+
+    Raises:
+        NotFound: none is named, and none ships.
+    """
+    if settings.checkpoint:
+        return shipped(settings.checkpoint) or Path(settings.checkpoint).expanduser()
+    own = shipped(f"{settings.model}-{settings.drafter}")
+    if own is None:
+        raise NotFound(
+            f"no draft of kind {settings.drafter!r} ships for {settings.model!r}: {settings.variable('checkpoint')} has "
+            f"to name the folder of one that was trained for it"
+        )
+    return own
+
+
 def _check(settings: DraftSettings) -> None:
     """Refuse what a trained drafter cannot do, before anything is loaded."""
-    if not settings.checkpoint:
-        raise FailedPrecondition(
-            f"{settings.variable('drafter')} {settings.drafter!r} needs {settings.variable('checkpoint')}, the folder "
-            f"of a draft trained for {settings.model!r}"
-        )
     if not is_supported(torch.device(settings.device), getattr(torch, settings.dtype)):
         raise FailedPrecondition(
             f"a draft of kind {settings.drafter!r} runs on the CPU in bfloat16 or float32, not on {settings.device!r} "

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from outrider.cluster import ServiceSpec
+from outrider.drafting.shipped import shipped
 from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
 """The drafter that needs no model."""
 TRAINED = ("feature", "medusa")
-"""Kinds of drafts that were trained on the target's hidden states: "feature:DIR", with the folder of the checkpoint."""
+"""Kinds of drafts that were trained on the target's hidden states: "feature", the one that ships, or "feature:DIR"."""
 TOY = "toy"
 """Model of exact arithmetic for trying things out; its drafter is "toy" or "toy:0.8", agreeing that often."""
 
@@ -27,8 +28,8 @@ class LocalSettings:
 
     target: str
     draft: str
-    """"prompt-lookup", "off", "layers:0,1,28,29" of the target, "feature:DIR" or "medusa:DIR" trained for it, or a
-    model of its own."""
+    """"prompt-lookup", "off", "layers:0,1,28,29" of the target, "feature" or "medusa" trained for it (":DIR": by
+    oneself), or a model of its own."""
     dtype: str = "bfloat16"
     threads: int = 0
     """Threads of each model; 0 divides the cores between verifier and draft worker."""
@@ -67,16 +68,17 @@ class LocalSettings:
         """Kind and folder of a trained draft; None if something else does.
 
         Raises:
-            InvalidRequest: no folder is named.
+            InvalidRequest: no folder is named, and no such draft ships for the target.
         """
         kind, _, folder = self.draft.partition(":")
         if kind not in TRAINED:
             return None
-        if not folder:
+        own = Path(folder).expanduser().absolute() if folder else shipped(f"{self.target}-{kind}")
+        if own is None:
             raise InvalidRequest(
-                "draft", self.draft, f"{kind}: and the folder of a checkpoint, as in {kind}:drafts/mine"
+                "draft", self.draft, f"{kind}: and the folder of a draft, for none ships for {self.target}"
             )
-        return kind, str(Path(folder).expanduser().absolute())
+        return kind, str(own)
 
     def specs(self) -> list[ServiceSpec]:
         """Return the services to start.

@@ -11,10 +11,11 @@ from transformers import AutoTokenizer
 from draft_service.config import DraftSettings
 from draft_service.loading import load_drafter
 from outrider.drafting.checkpoint import Origin, embedding_mean, save
+from outrider.drafting.shipped import FEATURE
 from outrider.errors import FailedPrecondition, NotFound
 from outrider.messages import Vocabulary
 from outrider.model import embedding
-from outrider.model.names import ModelSpec
+from outrider.model.names import DEFAULT_MODEL, ModelSpec
 from outrider.model.toy import ToyTokenizer
 from outrider.model.vocabulary import vocabulary
 from tests.unit.feature_bench import HIDDEN, random_draft, target
@@ -126,7 +127,6 @@ def test_a_draft_of_another_target_or_kind_is_refused(
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"checkpoint": ""}, "needs OUTRIDER_DRAFT_CHECKPOINT"),
         ({"checkpoint": "nowhere", "device": "cuda"}, "not on 'cuda' in float32"),
         ({"checkpoint": "nowhere", "dtype": "float16"}, "not on 'cpu' in float16"),
     ],
@@ -139,6 +139,15 @@ def test_what_a_trained_draft_cannot_do_is_said_before_anything_is_loaded(settin
 def test_a_folder_without_a_checkpoint_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"no config\.json"):
         load_drafter(settings_for("nowhere", tmp_path), lambda *_: None)
+    with pytest.raises(NotFound, match="OUTRIDER_DRAFT_CHECKPOINT has to name"):
+        load_drafter(settings_for("nowhere", ""), lambda *_: None)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("named", ["", FEATURE])
+def test_the_draft_that_ships_for_a_target_is_found_by_itself(named: str) -> None:
+    loaded = load_drafter(settings_for(DEFAULT_MODEL, named, dtype="bfloat16"), lambda *_: None)
+    assert (loaded.drafter.info.kind, loaded.drafter.info.model) == ("feature", DEFAULT_MODEL)
 
 
 def test_the_embedding_is_read_without_the_layers(tiny_target: str, monkeypatch: pytest.MonkeyPatch) -> None:
