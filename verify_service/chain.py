@@ -40,13 +40,13 @@ from verify_service.events import (
     Report,
     Rewind,
     Scheduled,
-    StartTimer,
     StreamBroken,
     Test,
     TimerExpired,
     TimerKind,
 )
 from verify_service.intake import Fate, Standing, fate_of
+from verify_service.timers import Timer
 from verify_service.waiting import Waiting
 
 MAX_PARKED = 16
@@ -88,8 +88,7 @@ class Chain:
         self._expiries = 0
         self._conduct = Conduct()
         self._parked: list[Arrived] = []
-        self._timer: tuple[TimerKind, int] | None = None
-        self._timer_count = 0
+        self.timer = Timer()
         self._testing: Test | None = None
         self._unreported_kinds: list[TokenKind] = []
         self._unreported_tested = 0
@@ -426,13 +425,11 @@ class Chain:
 
     def _expired(self, event: TimerExpired, out: list[Command]) -> None:
         """Draw a token without the drafter; one that withholds an announced body up to the hard limit is cut off."""
-        if self._timer is None or self._timer[1] != event.number:
-            return
-        kind, self._timer = self._timer[0], None
+        kind = self.timer.expire(event.number)
         if kind is TimerKind.BODY:
             self._void(out)
             self._start_again(out, quarantined=True)
-        else:
+        elif kind is TimerKind.PATIENCE:
             self._plain_due = True
             self._expiries += 1
 
@@ -440,11 +437,6 @@ class Chain:
         """Keep exactly the timer that this state needs; a test under way leaves it alone."""
         if self._testing is not None:
             return
-        if not self.awaits_drafter:
-            self._timer = None
-            return
-        kind = TimerKind.PATIENCE if self._header is None else TimerKind.BODY
-        if self._timer is None or self._timer[0] is not kind:
-            self._timer_count += 1
-            self._timer = (kind, self._timer_count)
-            out.append(StartTimer(kind, self._timer_count))
+        guarded = TimerKind.PATIENCE if self._header is None else TimerKind.BODY
+        started = self.timer.need(guarded if self.awaits_drafter else None)
+        out.extend([started] if started is not None else [])

@@ -37,6 +37,7 @@ from verify_service import events as verify
 from verify_service.chain import Chain
 from verify_service.conduct import Conduct
 from verify_service.reports import hint_of
+from verify_service.timers import Timer
 from verify_service.waiting import Waiting
 
 SESSION = SessionId("s")
@@ -44,9 +45,9 @@ VOCAB = 11
 PROMPT = (1, 2, 3)
 M = TypeVar("M")
 
-_INNER = (Waiting, Conduct, window_module._Draft, rounds_module._Drafter)
+_INNER = (Waiting, Conduct, Timer, window_module._Draft, rounds_module._Drafter)
 """Mutable values inside the machines."""
-_NAMES_ONLY = {"_timer_count", "_tickets", "ticket", "plan", "committer"}
+_NAMES_ONLY = {"_count", "_tickets", "ticket", "plan", "committer"}
 """Fields that only name things, or never change: states that differ in nothing else are equal."""
 
 
@@ -85,7 +86,7 @@ def _copied_value(value: Any) -> Any:
 
 
 def _frozen_value(name: str, value: Any) -> Hashable:
-    if name == "_timer":
+    if name == "running":
         return None if value is None else value[0]
     if isinstance(value, list | deque):
         return tuple(value)

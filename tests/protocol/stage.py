@@ -173,8 +173,8 @@ class Stage:
 
     def expire(self) -> None:
         assert self.chain is not None
-        assert self.chain._timer is not None
-        self.verifier(verify.TimerExpired(self.chain._timer[1]))
+        assert self.chain.timer.running is not None
+        self.verifier(verify.TimerExpired(self.chain.timer.running[1]))
 
     def deliver(self, *names: str) -> None:
         """Let everything arrive that waits on these streams, one after the other."""

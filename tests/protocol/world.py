@@ -325,14 +325,17 @@ class World:
         chain = self.chain(state)
         silent = state.hung or (chain is not None and state.blind == self.memory.number(chain.epoch))
         if not self.is_over(state):
-            check(silent and chain is not None and chain._timer is not None, "dead state: nothing can happen any more")
+            check(
+                silent and chain is not None and chain.timer.running is not None,
+                "dead state: nothing can happen any more",
+            )
             yield Move("timer runs out at last", False, self.checked(self._expire(state)))
 
     def _expire(self, state: State) -> State:
         chain = self.chain(state)
         assert chain is not None
-        assert chain._timer is not None
-        return self.tell_chain(state, verify.TimerExpired(chain._timer[1]))
+        assert chain.timer.running is not None
+        return self.tell_chain(state, verify.TimerExpired(chain.timer.running[1]))
 
     def _broken(self, state: State) -> State:
         drafter = self.drafter(state)
@@ -341,7 +344,7 @@ class World:
     def _troubles(self, state: State) -> Iterator[tuple[str, str, State]]:
         left = dict(zip(TROUBLE, state.budget, strict=True))
         chain, rounds = self.chain(state), self.rounds(state)
-        if left["timer"] and chain is not None and chain._timer is not None:
+        if left["timer"] and chain is not None and chain.timer.running is not None:
             yield "timer", "timer runs out", self._expire(state)
         if left["break"] and state.window != NONE and not (state.severed or state.unheard):
             broken = self._broken(state._replace(proposed=(), hinted=()))
