@@ -99,8 +99,8 @@ def _folder(settings: DraftSettings) -> Path:
     own = shipped(f"{settings.model}-{settings.drafter}")
     if own is None:
         raise NotFound(
-            f"no draft of kind {settings.drafter!r} ships for {settings.model!r}: {settings.variable('checkpoint')} has "
-            f"to name the folder of one that was trained for it"
+            f"no draft of kind {settings.drafter!r} ships for {settings.model!r}: {settings.variable('checkpoint')} "
+            f"has to name the folder of one that was trained for it"
         )
     return own
 
