@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from outrider.client import NO_RETRY, Client
 from outrider.errors import Unavailable
-from outrider.generation import Chunk
+from outrider.generation import Chunk, Started
+from outrider.ids import SessionId
 from tests.chaos.balance import Usage, check_leases, check_logs, check_usage, usage
 from tests.chaos.faults import Trace, strike
 from tests.chaos.fleet import Fleet
@@ -117,12 +118,15 @@ class Campaign:
 
         async def twin(index: int, script: Script) -> Script:
             client = self._clients[index % len(self._clients)]
-            chunks = [
-                event async for event in client.generate(script.request(speculation=OFF)) if isinstance(event, Chunk)
-            ]
-            if tuple(token for chunk in chunks for token in chunk.token_ids) != script.token_ids:
-                self.run.book.violated("twin", f"slot {script.name}: without faults the text is not the language's")
-            return script.with_text("".join(chunk.text for chunk in chunks))
+            session_id, texts = SessionId(""), list[str]()
+            for number, turn in enumerate(script.turns):
+                events = [event async for event in client.generate(script.request(number, session_id, speculation=OFF))]
+                chunks = [event for event in events if isinstance(event, Chunk)]
+                session_id = next(event.session_id for event in events if isinstance(event, Started))
+                if tuple(token for chunk in chunks for token in chunk.token_ids) != turn.token_ids:
+                    self.run.book.violated("twin", f"slot {script.name}: without faults the text is not the language's")
+                texts.append("".join(chunk.text for chunk in chunks))
+            return script.with_texts(texts)
 
         return tuple(await asyncio.gather(*(twin(index, script) for index, script in enumerate(self._scripts))))
 

@@ -66,8 +66,9 @@ def _page(seed: int, run: Run, facts: dict[str, str]) -> str:
         "# Faults while sessions run",
         "",
         f'`make chaos ARGS="--seed {seed}"` repeats the sequence. {met} faults in {run.seconds:.0f} s, '
-        f"{len(run.outcomes) - met} more met nobody; 16 sessions at a time, {book.num_sessions} in all, "
-        f"{book.num_tokens} tokens, {book.num_unavailable} times UNAVAILABLE, {book.num_resumed} times resumed.",
+        f"{len(run.outcomes) - met} more met nobody; 16 sessions at a time, {book.num_sessions} in all with "
+        f"{book.num_turns} turns, {book.num_tokens} tokens, {book.num_unavailable} times UNAVAILABLE, "
+        f"{book.num_resumed} times resumed.",
         "",
         f"Violations: **{len(book.violations)}**",
         *(f"- {each.when_s:.1f} s, {each.what}: {each.words}" for each in book.violations[:50]),
@@ -96,6 +97,7 @@ def _data(seed: int, run: Run, facts: dict[str, str]) -> dict[str, Any]:
         "seed": seed,
         "seconds": round(run.seconds, 1),
         "sessions": book.num_sessions,
+        "turns": book.num_turns,
         "tokens": book.num_tokens,
         "unavailable": book.num_unavailable,
         "resumed": book.num_resumed,

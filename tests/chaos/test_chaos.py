@@ -48,6 +48,7 @@ async def test_texts_logs_and_places_survive_a_fault_of_every_kind(fleet: Fleet)
     assert len(run.outcomes) == len(faults)
     assert {outcome.fault.kind for outcome in run.outcomes if outcome.was_seen} == set(kinds)
     assert run.book.num_sessions >= 16
+    assert run.book.num_turns > run.book.num_sessions
     assert all(len(outcome.waits_s) == 16 for outcome in run.outcomes)
     assert sum(int(str(row[2])) + int(str(row[3])) for row in rows(run)) == len(faults)
 
@@ -83,7 +84,7 @@ class Repeating(Listener):
 
 
 def few() -> tuple[Script, ...]:
-    return scripts(2, 40)
+    return scripts(2, 40, later_every=0)
 
 
 async def found_by(fleet: Fleet, kind: type[Listener], asked: tuple[Script, ...]) -> Run:
@@ -117,7 +118,7 @@ async def test_a_quiet_run_has_nothing_to_tell(fleet: Fleet, tmp_path: Path) -> 
 
 async def test_a_session_that_stays_open_is_told_by_places_kv_and_lease(fleet: Fleet) -> None:
     before, book = await usage(fleet), Book()
-    (script,) = scripts(1, 3000)
+    (script,) = scripts(1, 3000, later_every=0)
     async with Client(fleet.address(ORCHESTRATORS[0])) as client:
         events = client.generate(script.request())
         try:
@@ -152,7 +153,9 @@ async def test_a_log_that_differs_from_what_the_client_saw_is_told(fleet: Fleet)
     async with Client(fleet.address(ORCHESTRATORS[0])) as client:
         listener = Listener(script, [client], book)
         await listener.one_session()
-    (session_id, _, prompt_len), book.violations = book.done[0], []
-    book.done = [(session_id, replace(script, token_ids=(*script.token_ids[:-1], 1)), prompt_len)]
+    (session_id, seen, prompt_len), book.violations = book.done[0], []
+    assert seen == script.token_ids
+    assert len(script.turns) == 2
+    book.done = [(session_id, (*seen[:-1], 1), prompt_len)]
     await check_logs(fleet, book)
     assert [violation.what for violation in book.violations] == ["log differs"]

@@ -53,8 +53,12 @@ def ask(text: str = PROMPT, **fields: object) -> GenerationRequest:
 @functools.cache
 def expected(text: str, count: int, seed: int | None = None) -> list[int]:
     """Return the text of a greedy or seeded request straight from the language, without any service."""
-    ids = ToyTokenizer().encode(text)
-    start, key = len(ids), derive_key(seed_key(seed or 0), Purpose.FIELD)
+    return continued(tuple(ToyTokenizer().encode(text)), count, seed)
+
+
+def continued(before: Sequence[int], count: int, seed: int | None = None) -> list[int]:
+    """Return what comes behind ids, as `expected` does."""
+    ids, start, key = list(before), len(before), derive_key(seed_key(seed or 0), Purpose.FIELD)
     while len(ids) < start + count:
         law = LANGUAGE.probs(ids)
         ids.append(greedy_token(law) if seed is None else coupled_token(law, key, 0, len(ids)))
