@@ -21,6 +21,8 @@ from outrider.prompts import Prompt
 AUTOMATIC = "automatic"
 """The way in which the policy decides how far is drafted."""
 PLAIN = SpeculationChoice(off=True)
+MOST_GAMMA = 64
+"""Longest proposal that measurements ask for."""
 WARM_UP_TOKENS = 8
 """Generated and thrown away first, so that nobody pays for first use."""
 

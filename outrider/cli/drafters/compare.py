@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from outrider.cli.drafters.asking import Asking, ask_all
+from outrider.cli.drafters.asking import MOST_GAMMA, Asking, ask_all
 from outrider.cli.drafters.comparison import Setting, facts, report, tables
 from outrider.cli.drafters.tally import Measured, measured
 from outrider.cli.local import PROMPT_LOOKUP, TOY, LocalSettings, Stages, stages
@@ -25,8 +25,6 @@ from outrider.redaction import redacted
 from outrider.report.page import check_writable, save
 
 console = Console(highlight=False)
-MOST_GAMMA = 64
-"""Longest proposal that can be asked for here."""
 
 
 @Parameter(name="*")
