@@ -146,6 +146,8 @@ class DraftApp:
             load=len(self.seats),
             draining=self.seats.draining or self.seats.trouble is not None,
             attributes=attributes,
+            label=self.settings.label,
+            drafters=info.drafters,
         )
 
     # -- loading -----------------------------------------------------------------------------------------------------

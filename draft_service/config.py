@@ -1,6 +1,6 @@
 """Settings of a draft worker: `OUTRIDER_DRAFT_*` environment variables."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -8,17 +8,26 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from outrider.model.names import DEFAULT_MODEL
 from outrider.model.settings import ModelSettings
 
+WITH_MODEL = ("causal_lm", "feature", "medusa", "toy")
+"""Kinds of drafters that have a model."""
+WITHOUT_MODEL = ("prompt_lookup", "prediction")
+"""Kinds of drafters that have none."""
+
 
 class DraftSettings(ModelSettings):
     """What a draft worker can be told, beside what every service with a model can."""
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_DRAFT_", frozen=True, extra="forbid")
 
-    drafter: Literal["causal_lm", "prompt_lookup", "feature", "medusa", "toy"] = "causal_lm"
-    """How to guess: with a language model, by looking up earlier text, with a draft that was trained on the target's
-    hidden states (one layer, or heads alone), or with the toy model."""
+    drafter: str = "causal_lm"
+    """How to guess: `causal_lm` with a language model, `prompt_lookup` by looking up earlier text, `prediction` with
+    what the client expects, `feature` or `medusa` with a draft that was trained on the target's hidden states (one
+    layer, or heads alone), `toy` with the toy model. Several with commas between, one with a model at most: the first
+    that has an offer makes it."""
+    label: str = Field(default="", max_length=256)
+    """Name for workers of this sort, by which clients may ask for them."""
     model: str = DEFAULT_MODEL
-    """The draft model; with `prompt_lookup`, `feature` and `medusa` the target: its layers are not loaded."""
+    """The draft model; without one, and with `feature` and `medusa`, the target: its layers are not loaded."""
     checkpoint: str = ""
     """`feature`, `medusa`: folder of the trained draft, or name of one that ships; empty: what ships for the model."""
     layers: Annotated[tuple[int, ...] | None, NoDecode] = None
@@ -37,6 +46,24 @@ class DraftSettings(ModelSettings):
     """How long the stream to a verifier stays open after its last session."""
     load_failure_linger_s: float = Field(default=30.0, ge=0)
     """How long a worker whose model cannot be loaded goes on saying why before it exits with status 1."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The drafters, in the order in which they are asked."""
+        return tuple(self.drafter.split(","))
+
+    @field_validator("drafter")
+    @classmethod
+    def _check_kinds(cls, value: str) -> str:
+        """Require kinds that exist, each once, with one model at most."""
+        kinds = value.replace(" ", "").split(",")
+        unknown = [kind for kind in kinds if kind not in (*WITH_MODEL, *WITHOUT_MODEL)]
+        with_model = [kind for kind in kinds if kind in WITH_MODEL]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join((*WITH_MODEL, *WITHOUT_MODEL))}")
+        if len(set(kinds)) < len(kinds) or len(with_model) > 1:
+            raise ValueError(f"each kind at most once, and one at most of {', '.join(WITH_MODEL)}")
+        return ",".join(kinds)
 
     @field_validator("layers", mode="before")
     @classmethod

@@ -1,12 +1,14 @@
 """From settings to a drafter that is ready; blocks for as long as the model takes to load."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from draft_service.config import DraftSettings
+from draft_service.config import WITH_MODEL, DraftSettings
 from draft_service.drafters.causal_lm import CausalLm
+from draft_service.drafters.composed import Composed
+from draft_service.drafters.prediction import PredictionDrafter
 from draft_service.drafters.prompt_lookup import PromptLookup
 from draft_service.drafters.protocol import Drafter
 from draft_service.drafters.toy import noisy
@@ -18,9 +20,9 @@ from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
 from outrider.model.vocabulary import HasVocabulary, vocabulary
 
 TOY = "toy"
-"""Name of the toy model, whose vocabulary prompt lookup can speak too."""
+"""Name of the toy model, whose vocabulary drafters without a model can speak too."""
 MAX_LOOKUP_LEN = 1 << 20
-"""Most tokens of a session that prompt lookup indexes."""
+"""Most tokens of a session that drafters without a model look at."""
 
 Progress = Callable[[str, float | None], None]
 
@@ -50,15 +52,40 @@ def load_drafter(settings: DraftSettings, on_progress: Progress) -> Loaded:
         FailedPrecondition: the model, or one of its settings, is not supported.
     """
     torch.set_num_threads(settings.threads)
+    with_model = [kind for kind in settings.kinds if kind in WITH_MODEL]
+    if with_model:
+        loaded = _with_model(settings.model_copy(update={"drafter": with_model[0]}), on_progress)
+    else:
+        loaded = _without_model(settings, on_progress)
+    size = loaded.vocabulary.size
+    parts = [loaded.drafter if kind in with_model else _copier(kind, settings, size) for kind in settings.kinds]
+    return loaded if len(parts) == 1 else replace(loaded, drafter=Composed(parts))
+
+
+def _with_model(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    """Load the one drafter that has a model."""
     match settings.drafter:
         case "causal_lm":
             return _causal_lm(settings, on_progress)
-        case "prompt_lookup":
-            return _prompt_lookup(settings, on_progress)
-        case "feature" | "medusa":
-            return _trained(settings, on_progress)
         case "toy":
             return _toy(settings)
+        case _:
+            return _trained(settings, on_progress)
+
+
+def _without_model(settings: DraftSettings, on_progress: Progress) -> Loaded:
+    """Make the first drafter, for whom only the target's vocabulary is needed."""
+    tokenizer = ToyTokenizer() if settings.model == TOY else _tokenizer(settings, on_progress)
+    spoken = vocabulary(tokenizer)
+    return Loaded(_copier(settings.kinds[0], settings, spoken.size), spoken, tokenizer=tokenizer)
+
+
+def _copier(kind: str, settings: DraftSettings, vocab_len: int) -> Drafter:
+    """Make a drafter that copies."""
+    context_len = settings.context_len or MAX_LOOKUP_LEN
+    if kind == "prediction":
+        return PredictionDrafter(vocab_len, context_len=context_len)
+    return PromptLookup(vocab_len, context_len=context_len, min_ngram=settings.min_ngram)
 
 
 def _trained(settings: DraftSettings, on_progress: Progress) -> Loaded:
@@ -76,14 +103,6 @@ def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
     drafter = CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse)
     return Loaded(drafter, opened.vocabulary, opened.runner, opened.tokenizer)
-
-
-def _prompt_lookup(settings: DraftSettings, on_progress: Progress) -> Loaded:
-    tokenizer = ToyTokenizer() if settings.model == TOY else _tokenizer(settings, on_progress)
-    spoken = vocabulary(tokenizer)
-    context_len = settings.context_len or MAX_LOOKUP_LEN
-    drafter = PromptLookup(spoken.size, context_len=context_len, min_ngram=settings.min_ngram)
-    return Loaded(drafter, spoken, tokenizer=tokenizer)
 
 
 def _tokenizer(settings: DraftSettings, on_progress: Progress) -> HasVocabulary:

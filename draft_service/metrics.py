@@ -11,9 +11,9 @@ class DraftMetrics:
     def __init__(self) -> None:
         """Make a registry, with all counters at 0."""
         self.registry = CollectorRegistry()
-        self.drafted = self._counter("drafted_tokens", "Tokens drawn")
+        self.drafted = self._by_drafter("drafted_tokens", "Tokens drawn, by kind of drafter")
         self.discarded = self._counter("discarded_tokens", "Tokens drawn and then forgotten: rejected or stale")
-        self.proposals = self._counter("proposals", "Proposals handed to a Propose stream")
+        self.proposals = self._by_drafter("proposals", "Proposals handed to a Propose stream, by kind of drafter")
         self.late_commits = self._counter("late_commits", "Commits that changed nothing because they were late")
         self.dropped = self._counter("dropped_messages", "Messages not sent: no stream to the verifier, or it is full")
         self.hints = Counter(
@@ -44,6 +44,9 @@ class DraftMetrics:
         self.step_s = Histogram(
             "outrider_draft_step_seconds", "Duration of a token step", registry=self.registry, buckets=STEP_BUCKETS_S
         )
+
+    def _by_drafter(self, name: str, text: str) -> Counter:
+        return Counter(f"outrider_draft_{name}", text, ["drafter"], registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"outrider_draft_{name}", text, registry=self.registry)

@@ -142,6 +142,10 @@ class Seats:
             raise self.trouble
         validate(opened.sampling, self._info.vocab_len)
         self._check_ids("open.token_ids", opened.token_ids)
+        self._check_ids("open.prediction", opened.prediction)
+        if opened.drafter not in ("", self._info.kind, *self._info.drafters):
+            offered = ", ".join(self._info.drafters or (self._info.kind,))
+            raise FailedPrecondition(f"open.drafter: {opened.drafter!r} is not one of {offered}")
         generation, highest = opened.epoch.generation, self._highest.get(opened.session_id, Generation())
         present = self._seats.get(opened.session_id)
         if generation < highest or (present is not None and generation == present.key.generation):

@@ -28,6 +28,8 @@ class Session:
     key: SessionKey
     window: Window
     verifier_address: str
+    drafter: str
+    """Kind; of several, the one whose proposal was planned last."""
     ready: bool = False
     """Whether the drafter has caught up with the prompt once."""
     behind: bool = False
@@ -61,13 +63,13 @@ class Session:
         self.num_drafted += num
         self._token_s.append(step_s / num)
 
-    def status(self, drafter: str, missing_from: int = -1) -> DraftStatus:
+    def status(self, missing_from: int = -1) -> DraftStatus:
         """Return what was measured so far."""
         return DraftStatus(
             ready=self.ready,
             draft_s_per_token=median(self._token_s) if self._token_s else 0.0,
             num_drafted=self.num_drafted,
             num_discarded=self.num_discarded,
-            drafter=drafter,
+            drafter=self.drafter,
             missing_from=missing_from,
         )

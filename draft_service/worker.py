@@ -109,12 +109,15 @@ class DraftWorker:
         previous = self._sessions.get(opened.session_id)
         if previous is not None:
             self._end(previous, keep=True)
-        session = Session(order.key, Window(opened), opened.verifier_address, reported_at_s=self._clock())
+        session = Session(
+            order.key, Window(opened), opened.verifier_address, self._drafter.info.kind, reported_at_s=self._clock()
+        )
         self._sessions[opened.session_id] = session
         self._metrics.sessions.set(len(self._sessions))
         described = DraftSession(
-            opened.session_id, opened.mode, opened.sampling, opened.draft_key, opened.prompt_len, opened.sample_index
-        )
+            opened.session_id, opened.mode, opened.sampling, opened.draft_key, opened.prompt_len, opened.sample_index,
+            opened.prediction, opened.drafter,
+        )  # fmt: skip
         try:
             self._drafter.open(described, opened.token_ids)
         except Exception as error:
@@ -223,7 +226,7 @@ class DraftWorker:
         if drawing is None or not num:
             return
         session.drew(num, step_s)
-        self._metrics.drafted.inc(num)
+        self._metrics.drafted.labels(session.drafter).inc(num)
         session.drawing = replace(drawing, count=drawing.count - num) if num < drawing.count else None
         self._advance(session, Drawn(drawing.ticket, guessed.token_ids, guessed.rows))
 
@@ -279,6 +282,7 @@ class DraftWorker:
             session.planning = begin
             return
         session.planning = None
+        session.drafter = plan.drafter or session.drafter
         self._mark_ready(session)
         if not plan.count:
             self._metrics.passes.labels(plan.reason).inc()
@@ -286,7 +290,7 @@ class DraftWorker:
 
     def _send(self, session: Session, message: ProposeMessage) -> None:
         if isinstance(message, Proposal):
-            self._metrics.proposals.inc()
+            self._metrics.proposals.labels(session.drafter).inc()
         elif isinstance(message, Pass) and len(session.window.ids) >= session.window.max_len:
             self._metrics.passes.labels("max_len").inc()
         self._reports.append(Outgoing(session.verifier_address, message))
@@ -309,7 +313,7 @@ class DraftWorker:
 
     def _report(self, session: Session, missing_from: int = -1) -> None:
         session.reported_at_s, session.num_reported = self._clock(), session.num_drafted
-        self._reports.append(Reported(session.key, session.status(self._drafter.info.kind, missing_from)))
+        self._reports.append(Reported(session.key, session.status(missing_from)))
 
     def _report_working(self) -> None:
         """Report the sessions that have drawn since a report that is old, also those that wait for a verdict now."""
@@ -327,7 +331,7 @@ class DraftWorker:
             log.warning("session %s ends in %s: %r", session.key.session_id, cause, error)
         self._metrics.failures.labels(cause).inc()
         known = error if isinstance(error, OutriderError) else Internal(f"the drafter failed ({cause}): {error!r}")
-        self._reports.append(Died(session.key, known, session.status(self._drafter.info.kind)))
+        self._reports.append(Died(session.key, known, session.status()))
         self._end(session, keep=False)
 
     def _end(self, session: Session, keep: bool) -> None:

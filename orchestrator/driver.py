@@ -44,12 +44,13 @@ from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
 from orchestrator.peers import Peers
-from orchestrator.placement import Wanted
+from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.tuning import Tuning
+from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
-from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Usage
+from outrider.generation import Chunk, Figures, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch, WorkerId
 from outrider.messages import Verdict, WorkerDescription
 from outrider.store.records import KvLocation
@@ -122,7 +123,10 @@ class Driver:
     @property
     def wanted(self) -> Wanted:
         """What the generation needs of a draft worker."""
-        return Wanted(self._job.drafter_kind, len(self._rounds.tokens))
+        drafter, worker = self._job.drafter_kind, self._peers.known.get(self._peers.drafter_id)
+        if not drafter and self._job.state.prediction and worker is not None and worker.offers(PREDICTION):
+            drafter = PREDICTION
+        return Wanted(drafter, len(self._rounds.tokens))
 
     def leave_drafter(self) -> None:
         """Give the draft worker up for another one; never waits."""
@@ -346,6 +350,16 @@ class Driver:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
+    async def _figures(self) -> Figures:
+        """Return everything counted, and how much of the client's prediction came true: on a thread, it may be long."""
+        figures, state = self._meter.figures(time.monotonic()), self._job.state
+        if not state.prediction:
+            return figures
+        said = self._rounds.tokens[state.prompt_len :]
+        accepted = await asyncio.to_thread(num_agreeing, state.prediction, said)
+        rejected = len(state.prediction) - accepted
+        return replace(figures, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
+
     async def _end(self, last: Finish | Fail) -> None:
         """Leave the session in order, then tell the client."""
         self._meter.speculation_off = self._rounds.off_reason
@@ -359,7 +373,7 @@ class Driver:
             await self._journal.release()
         outcome = last.reason.name.lower() if isinstance(last, Finish) else (error or last.error).reason.lower()
         self._metrics.generations.labels(outcome).inc()
-        figures = self._meter.figures(time.monotonic())
+        figures = await self._figures()
         self._metrics.total_s.observe(figures.total_s)
         log.info("the generation ended (%s): %s", outcome, figures)
         prompt_len = self._job.state.prompt_len

@@ -7,8 +7,9 @@ from typing import Any, Protocol, assert_never, cast
 from jinja2 import TemplateError
 
 from orchestrator.text import Decoder, Tokenizer
+from outrider.codec.checks import MAX_PREDICTION_TOKENS
 from outrider.errors import InvalidRequest, NotFound
-from outrider.generation import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from outrider.generation import ChatMessage, ChatPrompt, TextPrediction, TextPrompt, TokenPrediction, TokenPrompt
 from outrider.messages import Vocabulary
 from outrider.model.names import locate
 from outrider.model.toy import ToyTokenizer
@@ -67,6 +68,26 @@ class Language:
         if not ids:
             raise InvalidRequest("prompt", "no tokens", "a prompt of at least one token")
         return tuple(ids)
+
+    def encode_prediction(self, prediction: TextPrediction | TokenPrediction | None) -> tuple[int, ...]:
+        """Turn an expected answer into ids; may block for long ones.
+
+        Raises:
+            InvalidRequest: it has more tokens than allowed, or none.
+        """
+        match prediction:
+            case TextPrediction():
+                ids = self.encoder.encode(prediction.text, add_special_tokens=False)
+                if not 1 <= len(ids) <= MAX_PREDICTION_TOKENS:
+                    allowed = f"a text of 1 .. {MAX_PREDICTION_TOKENS} tokens"
+                    raise InvalidRequest("prediction.text", f"{len(ids)} tokens", allowed)
+                return tuple(ids)
+            case TokenPrediction():
+                return prediction.token_ids
+            case None:
+                return ()
+            case _:
+                assert_never(prediction)
 
     def _chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         spoken = [{"role": message.role, "content": message.content} for message in messages]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.commit import Commit, Ends, visible
+from orchestrator.drafting import Drafting, choose_drafting
 from orchestrator.events import Outcome
 from orchestrator.job import Job, Tools
 from orchestrator.language import Language
-from orchestrator.placement import Room, Wanted
+from orchestrator.placement import Room
 from orchestrator.quotas import Ticket
 from orchestrator.replaying import can_redraw, check_position, replay, told
 from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
@@ -27,9 +28,9 @@ from outrider.generation import (
     Finished,
     GenerationEvent,
     GenerationRequest,
-    Notice,
     ResumeFrom,
     Started,
+    TextPrediction,
     TextPrompt,
     Usage,
 )
@@ -98,15 +99,15 @@ class Opening:
         prompt = await self._encode(request, first=True)
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
-        state = self._state(request, len(prompt), verifier, ticket)
-        state, drafter, off_reason = await self._with_drafter(state, len(prompt), verifier, {})
+        state = await self._state(request, len(prompt), verifier, ticket)
+        state, drafting = await self._drafting(state, len(prompt), verifier, {})
         await ticket.reserve(len(prompt), len(prompt), len(prompt) + state.max_tokens)
         session_id, classes = ticket.session_id, _prompt_classes(len(prompt))
         lease = await self._tools.store.create(
             session_id, state, prompt, classes, self._owner(), self._tools.settings.lease_ttl_s
         )
         logged = LogSlice(0, prompt, classes, len(prompt))
-        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
+        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafting), started_s)
 
     async def _continue(self, request: GenerationRequest, started_s: float, ticket: Ticket) -> Opened | Over:
         """Begin a session's next turn, unless this request has begun it before."""
@@ -130,19 +131,19 @@ class Opening:
         verifier = await self._tools.placement.choose_verifier(
             self._language.model, resident=resident, room=self._room(request, length)
         )
-        state = self._state(request, length, verifier, ticket)
-        state, drafter, off_reason = await self._with_drafter(state, length, verifier, resident)
+        state = await self._state(request, length, verifier, ticket)
+        state, drafting = await self._drafting(state, length, verifier, resident)
         classes = _prompt_classes(len(prompt))
         await ticket.reserve(length, length, length + state.max_tokens)
         await store.begin_turn(session_id, lease.fence, logged.length, prompt, classes, state)
         logged = LogSlice(0, logged.token_ids + prompt, logged.classes + classes, length)
-        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafter, off_reason), started_s)
+        return self._opened(request, _Found(session_id, lease, state, logged, verifier, drafting), started_s)
 
     def _opened(self, request: GenerationRequest, found: "_Found", started_s: float) -> Opened:
         commit = self._commit(found.state, found.logged.token_ids, 0)
-        return Opened(found.job(told=self._refusal(found), started_s=started_s), commit)
+        return Opened(found.job(told=found.drafting.notices, started_s=started_s), commit)
 
-    def _state(
+    async def _state(
         self, request: GenerationRequest, prompt_len: int, verifier: WorkerDescription, ticket: Ticket
     ) -> SessionState:
         """Return the state that a request begins with."""
@@ -161,6 +162,7 @@ class Opening:
             stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
             speculation=request.speculation,
             drafter_kind=request.drafter,
+            prediction=await self._predicted(request),
             return_origin=request.return_token_origin,
             request_id=request.request_id,
             fingerprint=verifier.fingerprint,
@@ -206,9 +208,9 @@ class Opening:
                     f"{asked.next_position} is lost, and would be drawn differently"
                 )
             await ticket.reserve(0, logged.length, state.prompt_len + state.max_tokens)
-            state, drafter, off_reason = await self._with_drafter(state, logged.length, verifier, resident)
-            found = _Found(asked.session_id, lease, state, logged, verifier, drafter, off_reason)
-            greeting = (*self._refusal(found), *(() if seen is None else (told(seen, state),)))
+            state, drafting = await self._drafting(state, logged.length, verifier, resident)
+            found = _Found(asked.session_id, lease, state, logged, verifier, drafting)
+            greeting = (*drafting.notices, *(() if seen is None else (told(seen, state),)))
             return Opened(found.job(next_position=asked.next_position, told=greeting, started_s=started_s), commit)
 
     async def _over(
@@ -270,6 +272,13 @@ class Opening:
             return self._language.encode(request.prompt, first=first)
         return await asyncio.to_thread(self._language.encode, request.prompt, first=first)
 
+    async def _predicted(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Tokenize what is expected, on another thread where that takes long."""
+        prediction = request.prediction
+        if isinstance(prediction, TextPrediction) and len(prediction.text) >= LONG_TEXT:
+            return await asyncio.to_thread(self._language.encode_prediction, prediction)
+        return self._language.encode_prediction(prediction)
+
     def _room(self, request: GenerationRequest, prompt_len: int) -> Room:
         """Return what a request needs of a verifier's context."""
         max_tokens = request.max_tokens or self._defaults.max_tokens or 0
@@ -308,28 +317,12 @@ class Opening:
         begun = {worker_id: state.prompt_len for worker_id in (state.verifier_id, state.draft_id) if worker_id}
         return begun | {location.worker_id: location.prefix_len for location in locations}
 
-    async def _with_drafter(
+    async def _drafting(
         self, state: SessionState, length: int, verifier: WorkerDescription, resident: Mapping[WorkerId, int]
-    ) -> tuple[SessionState, WorkerDescription | None, str]:
+    ) -> tuple[SessionState, Drafting]:
         """Choose a draft worker for what is left behind `length`, or say why there is none; note it in the state."""
-        drafter, off_reason = await self._choose_drafter(state, length, verifier, resident)
-        return replace(state, draft_id=drafter.worker_id if drafter else NO_WORKER), drafter, off_reason
-
-    async def _choose_drafter(
-        self, state: SessionState, length: int, verifier: WorkerDescription, resident: Mapping[WorkerId, int]
-    ) -> tuple[WorkerDescription | None, str]:
-        if state.speculation.off:
-            return None, "requested"
-        if state.prompt_len + state.max_tokens - length == 1:
-            return None, "max_tokens"
-        wanted = Wanted(state.drafter_kind, length, resident=resident)
-        return await self._tools.placement.choose_drafter(verifier, wanted)
-
-    def _refusal(self, found: "_Found") -> tuple[Notice, ...]:
-        """Return what the client is told where all draft workers speak other ids than the verifier."""
-        if found.off_reason != "vocabulary":
-            return ()
-        return (Notice("vocabulary", self._tools.placement.refusal(found.verifier)),)
+        drafting = await choose_drafting(self._tools.placement, state, length, verifier, resident)
+        return replace(state, draft_id=drafting.worker.worker_id if drafting.worker else NO_WORKER), drafting
 
     def _commit(self, state: SessionState, prompt: Sequence[int], mute_until: int) -> Commit:
         ends = Ends(
@@ -350,8 +343,7 @@ class _Found:
     state: SessionState
     logged: LogSlice
     verifier: WorkerDescription
-    drafter: WorkerDescription | None
-    off_reason: str
+    drafting: Drafting
 
     def job(self, told: tuple[GenerationEvent, ...] = (), **rest: Any) -> Job:
         """Return the generation.
@@ -374,8 +366,8 @@ class _Found:
             classes=self.logged.classes,
             kinds=self.logged.kinds,
             verifier=self.verifier,
-            drafter=self.drafter,
-            off_reason=self.off_reason,
+            drafter=self.drafting.worker,
+            off_reason=self.drafting.off_reason,
             greeting=(started, *told),
             **rest,
         )

@@ -9,6 +9,7 @@ import logging
 import time
 from typing import Protocol
 
+from orchestrator.drafting import only
 from orchestrator.events import (
     CloseDrafter,
     DrafterLost,
@@ -22,6 +23,7 @@ from orchestrator.events import (
     VerifierLost,
 )
 from orchestrator.job import Drained, Job, Reported, Tools
+from orchestrator.placement import PREDICTION
 from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
@@ -146,7 +148,7 @@ class Peers:
     def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
         """Open `Draft`."""
         worker, generation = self.known[command.worker_id], command.epoch.generation
-        opening = _draft_open(self._job, command, self.verifier)
+        opening = _draft_open(self._job, command, self.verifier, worker)
         wire = DraftWire(opening, draft_request_to_proto, draft_response_from_proto)
         self._drafts[generation] = wire
         self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
@@ -244,7 +246,7 @@ def _decode_open(job: Job, command: OpenVerifier) -> DecodeOpen:
     )
 
 
-def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription) -> DraftOpen:
+def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription, worker: WorkerDescription) -> DraftOpen:
     state = job.state
     return DraftOpen(
         session_id=job.session_id,
@@ -259,4 +261,6 @@ def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription) -> 
         sample_index=state.sample_index,
         prompt_len=state.prompt_len,
         max_len=job.final_len,
+        prediction=state.prediction if worker.offers(PREDICTION) else (),
+        drafter=only(worker, job.drafter_kind),
     )

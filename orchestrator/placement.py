@@ -32,6 +32,8 @@ from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 2.0
+PREDICTION = "prediction"
+"""Kind of the drafter that follows a client's prediction."""
 UNSEEN_S = 2.0
 """How long a session counts as load that a worker has not announced yet: a little more than a heartbeat's pause."""
 
@@ -126,13 +128,19 @@ async def describe(role: str, to: grpc.aio.Channel) -> WorkerDescription:
 class Wanted:
     """What a session needs of a draft worker."""
 
-    kind: str = ""
-    """Kind of drafter; empty: any."""
+    drafter: str = ""
+    """Kind of drafter, or label of workers; empty: any."""
     length: int = 0
     """Tokens it must hold, so that there is room for at least one more."""
     exclude: Collection[WorkerId] = ()
     resident: Mapping[WorkerId, int] = field(default_factory=dict)
     """Tokens of the session's KV by worker."""
+    predicted: bool = False
+    """Whether there is a prediction: workers that follow predictions come first."""
+
+    def rank(self, worker: WorkerDescription, kept: Mapping[WorkerId, int]) -> tuple[int, ...]:
+        """Return where a worker stands in the order of choice: lower is sooner; `kept` is the KV that counts."""
+        return (self.predicted and not worker.offers(PREDICTION), -kept.get(worker.worker_id, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,11 @@ class Placement:
     async def _usable_drafters(self) -> list[WorkerDescription]:
         return [worker for worker in await self._source.workers("draft") if self._usable(worker)]
 
+    async def offered(self, verifier: WorkerDescription) -> list[str]:
+        """Return the drafters that a verifier's session can ask for now, by kind or label, in order of name."""
+        found = await self.drafters(verifier)
+        return sorted({name for each in found for name in (each.drafter, each.label, *each.drafters) if name})
+
     def refusal(self, verifier: WorkerDescription) -> str:
         """Return why a draft worker was not paired with a verifier last; empty if all were."""
         return self._pairing.refusal(verifier)
@@ -254,8 +267,8 @@ class Placement:
         """Choose a draft worker: most resident KV, then the least load of two.
 
         Returns:
-            The worker, or None and why there is none: "no_drafter", "drafter_context", or "vocabulary" if all there
-            are were refused for theirs (`refusal`).
+            The worker, or None and why there is none: "no_drafter", "drafter_context", "drafter_not_offered" if none
+            has what is wanted, or "vocabulary" if all there are were refused for theirs (`refusal`).
 
         Raises:
             StoreUnavailable: the registry is not reached.
@@ -264,12 +277,14 @@ class Placement:
         paired = [worker for worker in usable if self._pairing.allows(verifier, worker)]
         if usable and not paired:
             return None, "vocabulary"
+        if paired and not any(worker.offers(wanted.drafter) for worker in paired):
+            return None, "drafter_not_offered"
         found = [worker for worker in paired if _is_wanted(worker, wanted)]
         fitting = [worker for worker in found if _can_hold(worker, wanted) and not is_full(worker)]
         if not fitting:
             return None, "drafter_context" if found and not any(map(is_full, found)) else "no_drafter"
         kept = _held(fitting, wanted.resident)
-        for worker in in_turn(fitting, lambda worker: (-kept.get(worker.worker_id, 0),), self._load, self._lot):
+        for worker in in_turn(fitting, lambda worker: wanted.rank(worker, kept), self._load, self._lot):
             if await self._confirmed(worker):
                 return self._take(worker), ""
         return None, "no_drafter"
@@ -331,4 +346,4 @@ def _can_hold(worker: WorkerDescription, wanted: Wanted) -> bool:
 
 
 def _is_wanted(worker: WorkerDescription, wanted: Wanted) -> bool:
-    return worker.worker_id not in wanted.exclude and wanted.kind in ("", worker.drafter)
+    return worker.worker_id not in wanted.exclude and worker.offers(wanted.drafter)

@@ -39,6 +39,7 @@ def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
     for field, ids in (
         ("token_ids", prompt_ids),
         ("stop_token_ids", request.stop_token_ids),
+        ("prediction.token_ids", getattr(request.prediction, "token_ids", ())),
         ("sampling.logit_bias.token_id", bias_ids),
     ):
         for index, token_id in enumerate(ids):

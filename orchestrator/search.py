@@ -80,7 +80,8 @@ class Search:
         """
         self._looking, self._looked_s = True, time.monotonic()
         try:
-            wanted = Wanted(self._job.drafter_kind, length, {*exclude, *self._unwanted})
+            unwanted, predicted = {*exclude, *self._unwanted}, bool(self._job.state.prediction)
+            wanted = Wanted(self._job.drafter_kind, length, unwanted, predicted=predicted)
             worker, _ = await self._placement.choose_drafter(self._peers.verifier, wanted)
         except StoreUnavailable as error:
             log.debug("no search for a draft worker: %s", error)

@@ -268,14 +268,14 @@ class Sessions:
         """Return the models that can be asked for now."""
         language, placement = self.language, self._tools.placement
         verifiers = await placement.verifiers(language.model)
-        drafters = await placement.drafters(verifiers[0]) if verifiers else []
+        offered = await placement.offered(verifiers[0]) if verifiers else []
         return [
             ModelDescription(
                 language.model,
                 language.vocabulary,
                 max((worker.context_len for worker in verifiers), default=0),
                 len(verifiers),
-                tuple(sorted({worker.drafter for worker in drafters})),
+                tuple(offered),
                 is_default=True,
             )
         ]

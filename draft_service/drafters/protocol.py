@@ -40,6 +40,8 @@ class DrafterInfo:
     """Target layers whose hidden states it wants (see `TakesFeatures`); -1 is the last, after its final norm."""
     feature_size: int = 0
     """Width of those; 0: it wants none."""
+    drafters: tuple[str, ...] = ()
+    """Kinds that it is composed of, in the order in which they are asked; empty: it is one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class DraftSession:
     """16 bytes: the draft stream's key in modes that need rows, the noise field's key in coupled mode. Else empty."""
     prompt_len: int
     sample_index: int = 0
+    prediction: tuple[int, ...] = ()
+    """What the client expects behind the prompt."""
+    drafter: str = ""
+    """Kind that alone may draft, of several; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class Plan:
     """With a count of 0: position before which nothing will come."""
     reason: str = ""
     """With a count of 0: why, as a label of metrics; one of a few constants."""
+    drafter: str = ""
+    """Kind that will draw, of several; empty: there is one only."""
 
 
 @dataclass(frozen=True, slots=True)

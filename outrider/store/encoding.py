@@ -193,6 +193,7 @@ def decode_worker(raw: bytes) -> WorkerDescription:
     try:
         known = _known(WorkerDescription, json.loads(raw))
         known["vocabulary"] = Vocabulary(**_known(Vocabulary, known["vocabulary"]))
+        known["drafters"] = tuple(known.get("drafters", ()))
         return WorkerDescription(**known)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise StateUnreadable(f"a worker's description in the registry cannot be read: {error!r}") from error

@@ -1,7 +1,7 @@
 """A draft worker driven step by step on the test's own thread, with a verifier's and an orchestrator's part played."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from draft_service.drafters.protocol import Drafter
 from draft_service.metrics import DraftMetrics
@@ -38,7 +38,7 @@ def opening(
     speculation: Speculation,
     mode: Mode = Mode.GREEDY,
     generation: Generation = GENERATION,
-    **fields: int,
+    **fields: Any,
 ) -> DraftOpen:
     sampling = SamplingParams(temperature=0.0 if mode is Mode.GREEDY else 1.0)
     key = b"" if mode is Mode.GREEDY else KEY

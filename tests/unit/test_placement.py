@@ -179,6 +179,34 @@ async def test_the_least_loaded_draft_worker_of_the_wanted_kind_is_chosen() -> N
     assert await drafter(placed, Wanted(exclude={WorkerId("lookup"), WorkerId("model")})) == (None, "no_drafter")
 
 
+async def test_a_drafter_is_wanted_by_kind_by_one_kind_of_several_or_by_label() -> None:
+    lookup = worker("lookup", "draft", drafter="prompt_lookup", label="blue")
+    both = worker("both", "draft", drafter="prompt_lookup,causal_lm", drafters=("prompt_lookup", "causal_lm"), load=1)
+    placed = placement(lookup, both)
+    assert await drafter(placed, Wanted("causal_lm")) == ("both", "")
+    assert await drafter(placed, Wanted("prompt_lookup,causal_lm")) == ("both", "")
+    assert await drafter(placed, Wanted("blue")) == ("lookup", "")
+    assert await placed.offered(worker("v")) == ["blue", "causal_lm", "prompt_lookup", "prompt_lookup,causal_lm"]
+
+
+async def test_a_drafter_that_nobody_offers_is_a_reason_of_its_own() -> None:
+    placed = placement(worker("model", "draft", drafter="causal_lm"))
+    assert await drafter(placed, Wanted("medusa")) == (None, "drafter_not_offered")
+    assert await drafter(placement(), Wanted("medusa")) == (None, "no_drafter")
+    busy = placement(worker("model", "draft", drafter="medusa", load=8))
+    assert await drafter(busy, Wanted("medusa")) == (None, "no_drafter"), "it is offered, and full"
+
+
+async def test_where_there_is_a_prediction_a_worker_that_follows_it_comes_before_kv_and_load() -> None:
+    model = worker("model", "draft", drafter="causal_lm")
+    follows = worker("follows", "draft", drafter="prediction,toy", drafters=("prediction", "toy"), load=5)
+    placed, resident = placement(model, follows), {WorkerId("model"): 50}
+    assert await drafter(placed, Wanted(predicted=True, resident=resident)) == ("follows", "")
+    assert await drafter(placed, Wanted(resident=resident)) == ("model", "")
+    alone = placement(model)
+    assert await drafter(alone, Wanted(predicted=True)) == ("model", ""), "a preference, no condition"
+
+
 async def test_a_draft_worker_whose_context_the_prompt_fills_is_no_use_and_the_reason_says_so() -> None:
     """Case 8."""
     placed = placement(worker("small", "draft", context_len=64))
