@@ -89,7 +89,7 @@ def _steps(trainee: Trainee, batch: Batch) -> Iterator[_Step]:
     places = trainee.draft_numbers(batch.law_ids[rows])
     probs = batch.law_probs[rows]
     for guesses in trainee.guesses(batch, DEPTH):
-        logits = trainee.logits(guesses[rows]).float()
+        logits = (guesses[rows] @ trainee.head.T).float()
         matches = torch.zeros_like(batch.mask)
         matches[rows] = logits.argmax(-1) == places[:, 0]
         shared = {each: batch.mask.float() for each in TEMPERATURES}

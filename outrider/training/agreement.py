@@ -19,8 +19,7 @@ class _Agreement(torch.autograd.Function):
     def forward(ctx: Any, guesses: Tensor, head: Tensor, places: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         loss = torch.zeros((), device=guesses.device)
         shared = torch.empty(len(guesses), device=guesses.device)
-        by_guess, by_law = torch.empty_like(guesses), torch.empty(len(guesses), len(head), dtype=head.dtype)
-        by_law = by_law.to(guesses.device)
+        by_guess, by_law = torch.empty_like(guesses), guesses.new_empty(len(guesses), len(head))
         for start in range(0, len(guesses), PIECE):
             rows = slice(start, start + PIECE)
             laws = (guesses[rows] @ head.T).float()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
+from outrider.training.agreement import agreement
 from outrider.training.batches import Batch
 from outrider.training.kinds.protocol import Trainee
 
@@ -54,7 +55,8 @@ class Objective(nn.Module):
         missing = drawn_prefixes(batch, chance) if self._trainee.reads_features else None
         for step, guesses in enumerate(self._trainee.guesses(batch, self._trainee.depth, missing)):
             rows = self._drawn(batch.mask, reach, step, chance)
-            loss, shared = self._agreement(guesses[rows], batch.law_ids[rows], batch.law_probs[rows])
+            places = self._trainee.draft_numbers(batch.law_ids[rows])
+            loss, shared = agreement(guesses[rows], self._trainee.head, places, batch.law_probs[rows])
             losses.append(loss)
             figures.append(StepFigures(float(loss.detach()), float(shared.mean())))
             reached = torch.zeros_like(reach)
@@ -69,18 +71,6 @@ class Objective(nn.Module):
         possible = mask & fn.pad(mask[:, :-step], (step, 0))
         draws = torch.rand(reach.shape, generator=chance).to(reach.device)
         return (possible & (draws < reach.clamp(min=FLOOR))).nonzero(as_tuple=True)
-
-    def _agreement(self, guesses: Tensor, law_ids: Tensor, law_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy of rows, and the mass each shares with the target's law."""
-        logits = self._trainee.logits(guesses).float()
-        places = self._trainee.draft_numbers(law_ids)
-        probs = law_probs * (places >= 0)
-        total = logits.logsumexp(-1)
-        chosen = logits.gather(-1, places.clamp(min=0))
-        loss = (total * probs.sum(-1) - (chosen * probs).sum(-1)).sum() / max(1, len(logits))
-        with torch.no_grad():
-            shared = torch.minimum((chosen - total[:, None]).exp(), probs).sum(-1)
-        return loss, shared
 
 
 def drawn_prefixes(batch: Batch, chance: torch.Generator) -> Tensor:

@@ -48,6 +48,11 @@ class FeatureTrainee:
         self.net.to(target.embedding.device)
         self._places = inverse(draft_ids, len(target.embedding)).to(target.embedding.device)
 
+    @property
+    def head(self) -> Tensor:
+        """Rows of the draft's ids."""
+        return self.net.head.weight
+
     def guesses(self, batch: Batch, depth: int, missing: Tensor | None = None) -> Iterator[Tensor]:
         """Yield guessed features; see the protocol."""
         dtype = self.net.join.weight.dtype
@@ -59,10 +64,6 @@ class FeatureTrainee:
     def embedded(self, batch: Batch) -> Tensor:
         """Return embeddings of the tokens behind each row, [texts, rows, hidden]."""
         return fn.embedding(batch.token_ids[:, 1:], self._embedding)
-
-    def logits(self, guesses: Tensor) -> Tensor:
-        """Return laws over the draft's ids."""
-        return self.net.logits(guesses)
 
     def draft_numbers(self, ids: Tensor) -> Tensor:
         """Return where the draft has the target's ids."""

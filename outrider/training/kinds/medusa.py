@@ -40,6 +40,11 @@ class MedusaTrainee:
         self.net.to(target.embedding.device)
         self._places = inverse(draft_ids, len(target.embedding)).to(target.embedding.device)
 
+    @property
+    def head(self) -> Tensor:
+        """Rows of the draft's ids."""
+        return self.net.head.weight
+
     def guesses(self, batch: Batch, depth: int, missing: Tensor | None = None) -> Iterator[Tensor]:
         """Yield each head's guesses, moved down to the rows they speak of; see the protocol."""
         dtype = self.net.join.weight.dtype
@@ -53,10 +58,6 @@ class MedusaTrainee:
     def embedded(self, batch: Batch) -> Tensor:
         """Return embeddings of the tokens behind each row, [texts, rows, hidden]."""
         return fn.embedding(batch.token_ids[:, 1:], self._embedding)
-
-    def logits(self, guesses: Tensor) -> Tensor:
-        """Return laws over the heads' ids."""
-        return self.net.logits(guesses)
 
     def draft_numbers(self, ids: Tensor) -> Tensor:
         """Return where the heads have the target's ids."""

@@ -55,6 +55,11 @@ class Trainee(Protocol):
         """What is trained, its weights in float32."""
         ...
 
+    @property
+    def head(self) -> Tensor:
+        """Turns guesses into logits, [ids of the draft, width]."""
+        ...
+
     def guesses(self, batch: Batch, depth: int, missing: Tensor | None = None) -> Iterator[Tensor]:
         """Yield what step 1, 2, ... of chains say of every row: [texts, rows, width].
 
@@ -65,10 +70,6 @@ class Trainee(Protocol):
             depth: How many steps.
             missing: [texts, rows] bool: where no feature is known.
         """
-        ...
-
-    def logits(self, guesses: Tensor) -> Tensor:
-        """Return laws, [..., ids of the draft], of guesses, [..., width]."""
         ...
 
     def draft_numbers(self, ids: Tensor) -> Tensor:

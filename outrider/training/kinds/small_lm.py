@@ -47,6 +47,13 @@ class SmallLmTrainee:
         self.net.to(target.embedding.device)
         self._tokenizer = target.tokenizer
 
+    @property
+    def head(self) -> Tensor:
+        """Rows of all ids."""
+        model: Any = self.net
+        weight: Tensor = model.lm_head.weight
+        return weight
+
     def guesses(self, batch: Batch, depth: int, missing: Tensor | None = None) -> Iterator[Tensor]:
         """Yield hidden states; see the protocol."""
         del missing
@@ -54,12 +61,6 @@ class SmallLmTrainee:
         hidden = model.model(batch.token_ids, use_cache=False).last_hidden_state[:, 1:]
         for _ in range(depth):
             yield hidden
-
-    def logits(self, guesses: Tensor) -> Tensor:
-        """Return laws over all ids."""
-        model: Any = self.net
-        laws: Tensor = model.lm_head(guesses)
-        return laws
 
     def draft_numbers(self, ids: Tensor) -> Tensor:
         """Return the ids themselves: it knows them all."""

@@ -1,0 +1,150 @@
+"""Networks of trained drafts, and the folders they are kept in."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.drafting import checkpoint
+from outrider.drafting.checkpoint import CONFIG, WEIGHTS, Origin
+from outrider.drafting.feature import DraftKv, FeatureDraft, FeatureShape
+from outrider.drafting.medusa import MedusaHeads, MedusaShape
+from outrider.drafting.shipped import FEATURE, shipped
+from outrider.errors import FailedPrecondition, NotFound, VocabularyMismatch
+from outrider.messages import Vocabulary
+
+VOCABULARY = Vocabulary("ab" * 32, 300)
+EMBEDDING = torch.randn(300, 32, generator=torch.Generator().manual_seed(1))
+
+
+def net() -> FeatureDraft:
+    torch.manual_seed(2)
+    made = FeatureDraft(FeatureShape(32, 4, 2, 8, 48, 50, rope_theta=1e4, embedding_scale=3.0))
+    made.draft_ids.copy_(torch.arange(50) * 3)
+    return made.requires_grad_(False)
+
+
+def heads() -> MedusaHeads:
+    torch.manual_seed(2)
+    return MedusaHeads(MedusaShape(32, 3, 50)).requires_grad_(False)
+
+
+def origin() -> Origin:
+    return Origin("a target", VOCABULARY, checkpoint.embedding_mean(EMBEDDING), {"steps": 7})
+
+
+def saved(folder: Path) -> Path:
+    checkpoint.save(folder, net(), origin(), torch.float32)
+    return folder
+
+
+def test_rows_run_one_by_one_are_those_run_together() -> None:
+    draft, rows = net(), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(3))
+    together, apart = DraftKv(draft, 9), DraftKv(draft, 9)
+    at_once = draft.extend(rows[0], rows[1], together)
+    in_turn = torch.cat([draft.extend(rows[0, i : i + 1], rows[1, i : i + 1], apart) for i in range(9)])
+    torch.testing.assert_close(at_once, in_turn)
+
+
+def test_a_truncated_kv_goes_on_as_if_the_rest_had_never_been() -> None:
+    draft, rows = net(), torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(4))
+    kv, fresh = DraftKv(draft, 8), DraftKv(draft, 8)
+    draft.extend(rows[0], rows[1], kv)
+    kv.truncate(3)
+    draft.extend(rows[0, :3], rows[1, :3], fresh)
+    again = [draft.extend(rows[1, :2], rows[0, :2], each) for each in (kv, fresh)]
+    torch.testing.assert_close(*again)
+
+
+def test_a_kv_without_room_says_which_position_does_not_fit() -> None:
+    draft = net()
+    with pytest.raises(ValueError, match="position 4 is outside the draft's KV of 4"):
+        draft.extend(torch.zeros(5, 32), torch.zeros(5, 32), DraftKv(draft, 4))
+    with pytest.raises(ValueError, match=r"length 1 is outside \[0, 0\]"):
+        DraftKv(draft, 4).truncate(1)
+
+
+@pytest.mark.parametrize("kind", ["feature", "medusa"])
+def test_a_saved_draft_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
+    made = net() if kind == "feature" else heads()
+    checkpoint.save(tmp_path, made, origin(), torch.float32)
+    read = checkpoint.load(tmp_path, torch.float32)
+    assert (read.kind, read.draft.shape) == (kind, made.shape)
+    assert read.origin.recipe == {"steps": 7}
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(tensor, read.draft.state_dict()[name]), name
+
+
+def test_a_draft_takes_its_own_target_in_whichever_dtype(tmp_path: Path) -> None:
+    read = checkpoint.load(saved(tmp_path))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        read.check_target(VOCABULARY, EMBEDDING.to(dtype))
+
+
+def test_a_draft_refuses_a_target_with_another_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyMismatch, match="trained for the vocabulary abababababab of a target"):
+        checkpoint.load(saved(tmp_path)).check_target(Vocabulary("cd" * 32, 300), EMBEDDING)
+
+
+def test_a_draft_refuses_a_target_of_another_width(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=r"features of 32 values .*, the target has 64"):
+        checkpoint.load(saved(tmp_path)).check_target(VOCABULARY, torch.zeros(300, 64))
+
+
+def test_a_draft_refuses_a_target_with_other_weights(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="the target's embedding differs from that model's"):
+        checkpoint.load(saved(tmp_path)).check_target(VOCABULARY, EMBEDDING.flip(1))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("kind", "eagle", "kind 'eagle' is not feature or medusa"),
+        ("version", 2, "version 2 is not 1"),
+        ("feature_layer", -2, "feature_layer -2 is not -1"),
+        ("hidden_size", 64, "does not fit its config.json"),
+    ],
+)
+def test_a_configuration_that_is_not_right_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
+    path = saved(tmp_path) / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(FailedPrecondition, match=said):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["recipe", "num_heads"])
+def test_a_configuration_without_a_field_is_refused(field: str, tmp_path: Path) -> None:
+    path = saved(tmp_path) / CONFIG
+    fields = json.loads(path.read_text())
+    del fields[field]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(FailedPrecondition, match=f"lacks {field}"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_folder_without_a_draft_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=CONFIG):
+        checkpoint.load(tmp_path)
+    (saved(tmp_path) / WEIGHTS).unlink()
+    with pytest.raises(NotFound, match=WEIGHTS):
+        checkpoint.load(tmp_path)
+
+
+def test_cut_off_weights_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path) / WEIGHTS
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(FailedPrecondition, match="cannot be read"):
+        checkpoint.load(tmp_path)
+
+
+def test_the_draft_that_ships_is_small_and_is_the_default_targets() -> None:
+    folder = shipped(FEATURE)
+    assert folder is not None
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 20_000_000
+    read = checkpoint.load(folder)
+    assert read.origin.target == "smollm2-135m-instruct"
+    ids = read.draft.draft_ids
+    assert torch.equal(ids, ids.unique())
+    assert shipped("../drafting") is None
+    assert shipped("") is None
