@@ -1,13 +1,14 @@
 """What a gate does to the bytes that pass: late, held or cut off, and never others or in another order."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.chaos.wire import TO_SOURCE, TO_TARGET, Gate
+from tests.chaos.wire import RESET_ON_CLOSE, TO_SOURCE, TO_TARGET, Gate
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -146,3 +147,19 @@ async def test_edges_are_told_apart_by_who_connects() -> None:
             assert await answer(other, b"b") == b"b"
             with pytest.raises(TimeoutError):
                 await answer(one, b"b", 0.2)
+
+
+async def test_an_end_that_is_passed_on_may_meet_the_reset_of_the_other_side() -> None:
+    """The reset has arrived, but nobody has looked at it yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with Gate("target", listener.getsockname()[1], lambda *_: "source") as gate, connected(gate) as pair:
+            taken, _ = await asyncio.get_running_loop().run_in_executor(None, listener.accept)
+            weather = gate.weather("source")
+            weather.cut[TO_TARGET] = True
+            pair[1].write_eof()
+            while not weather.num_touched:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            taken.close()
+            weather.cut[TO_TARGET] = False
+            weather.change()

@@ -13,6 +13,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -136,7 +137,8 @@ class Side(asyncio.Protocol):
         elif piece:
             self.transport.write(piece)
         else:
-            self.transport.write_eof()
+            with suppress(OSError):  # the process has reset the connection, and this loop has not seen it yet
+                self.transport.write_eof()
 
     def reset(self) -> None:
         """End this side as a lost route does: at once, and with an error."""
