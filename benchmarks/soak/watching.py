@@ -103,13 +103,15 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     async def store_keys(self) -> set[str]:
-        """Return the names of all keys of sessions."""
+        """Return the names of all keys of sessions, but for the marks that deleted ones leave for a while."""
         client = open_client(self.cluster.store_url)
         try:
-            found = {key.decode() async for key in client.scan_iter(match="outrider:{*", count=1000)}
+            found = {key async for key in client.scan_iter(match="outrider:{*", count=1000)}
+            marks = {key async for key in client.scan_iter(match="outrider:{*", count=1000, _type="hash")
+                     if await client.hexists(key, "deleted")}  # fmt: skip
         finally:
             await client.aclose()
-        return found
+        return {key.decode() for key in found - marks}
 
     def complaints(self) -> list[str]:
         """Return what the services' logs say in earnest."""
