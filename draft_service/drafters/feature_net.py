@@ -68,7 +68,7 @@ class FeatureNet:
         num_blocks: int | KvBudget,
         context_len: int,
     ) -> None:
-        """Pack the weights and find the sizes of passes.
+        """Pack the weights, find the sizes of passes, and run one.
 
         Args:
             draft: the network; not changed.
@@ -96,6 +96,7 @@ class FeatureNet:
         self._cos, self._sin = cos.to(dtype), sin.to(dtype)
         self._workspace = Workspace()
         self._planner = Planner(RowClasses(self._agreeing_sizes()), num_blocks, Layout.RUNS)
+        self._warm_up()
 
     def run(self, rows: Sequence[NetRow]) -> NetOutput:
         """Run one pass and write its KV; slots have room for it, and are advanced by the caller.
@@ -115,6 +116,13 @@ class FeatureNet:
             wanted = guesses.index_select(0, given.kept) if len(given.kept) else guesses[:0]
             logits = self._layer.head(wanted) if len(wanted) else wanted
         return NetOutput(guesses[: len(rows)], logits[: sum(row.wanted for row in rows)].float())
+
+    def _warm_up(self) -> None:
+        """Run a pass: compiling its attention takes seconds the first time, which no session should wait for."""
+        slot = self.pool.new_slot()
+        self.pool.reserve([(slot, 1)])
+        self.run([NetRow(slot, 0, 0, self.stand_in, wanted=True)])
+        slot.release()
 
     def _agreeing_sizes(self) -> tuple[int, ...]:
         """Return the sizes of passes whose rows agree bit for bit with those of the largest."""
