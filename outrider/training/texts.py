@@ -109,11 +109,14 @@ def read_texts(path: Path, vocab_size: int, max_len: int) -> Texts:
     tokens, offsets, prompts, temperature = (arrays[name] for name in ARRAYS)
     count = len(prompts)
     _check(offsets.shape == (count + 1,), "offsets", offsets.shape, f"({count + 1},), one more than prompt_lengths")
-    rising = bool((np.diff(offsets) > 0).all()) and (offsets[0], offsets[-1]) == (0, len(tokens))
-    _check(rising, "offsets", "other", "rising from 0 to the number of tokens")
+    steps = np.diff(offsets)
+    falling = int(offsets[np.argmin(steps) + 1]) if count and steps.min() <= 0 else int(offsets[-1])
+    rising = bool((steps > 0).all()) and (offsets[0], offsets[-1]) == (0, len(tokens))
+    _check(rising, "offsets", falling, f"rising from 0 to the number of tokens, {len(tokens)}")
     _check(temperature.shape == (count,), "temperature", temperature.shape, f"({count},)")
-    in_range = bool(((prompts >= 1) & (prompts <= np.diff(offsets))).all())
-    _check(in_range, "prompt_lengths", "other", "at least 1 and at most the text's length")
+    wrong = np.flatnonzero((prompts < 1) | (prompts > steps))
+    bad = int(prompts[wrong[0]]) if len(wrong) else 1
+    _check(not len(wrong), "prompt_lengths", bad, "at least 1 and at most the text's length")
     largest, smallest = (int(tokens.max()), int(tokens.min())) if len(tokens) else (0, 0)
     bad = smallest if smallest < 0 else largest
     _check(smallest >= 0 and largest < vocab_size, "tokens", bad, f"ids in [0, {vocab_size}), the target's")

@@ -59,7 +59,7 @@ def some_texts(count: int = 24, seed: int = 0) -> Texts:
 
 
 def tiny_target() -> Target:
-    model = random_model(vocab_size=VOCAB, hidden_size=32, intermediate_size=48)
+    model = random_model(vocab_size=VOCAB, hidden_size=32, intermediate_size=48).requires_grad_(False)
     return Target("tiny", model, None, Vocabulary("f" * 64, VOCAB))
 
 
