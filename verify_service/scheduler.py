@@ -141,7 +141,8 @@ class Scheduler:
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:
         hidden = self._driver.workers.wants_features(session.chain.worker_id)
         token_ids = tuple(session.chain.tokens[first:last])
-        feed = Feed(_slot_of(session), token_ids, token_class, len(token_ids) if hidden else 0, hidden)
+        rows = len(token_ids) if hidden else 0
+        feed = Feed(_slot_of(session), token_ids, token_class, rows, hidden, hidden_only=hidden)
         return Work(session, feed, None, first)
 
     def _make_room(self, session: Session, num_tokens: int, works: list[Work]) -> bool:

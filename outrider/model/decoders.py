@@ -17,7 +17,7 @@ class PassOutput:
     """What a pass computes for the rows that are kept."""
 
     logits: Tensor
-    """[kept, vocab_size] in the model's dtype."""
+    """[kept, vocab_size] in the model's dtype; no columns where only hidden states are wanted."""
     hidden: Tensor
     """[kept, hidden_size], what the head was applied to."""
 
@@ -43,7 +43,7 @@ class FusedModel:
         if not len(given.kept):
             return None
         kept = hidden.index_select(0, given.kept)
-        return PassOutput(cast(Tensor, self._head(kept)), kept)
+        return PassOutput(cast(Tensor, self._head(kept)) if given.head else kept[:, :0], kept)
 
 
 class StockModel:

@@ -65,6 +65,8 @@ class PassShape:
     groups: tuple[GroupShape, ...]
     runs: RunShape | None = None
     """Of a pass that is laid out in runs and has no groups."""
+    head: bool = True
+    """Whether logits of the kept rows are wanted, not their hidden states alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class PassInput:
     kept: Tensor
     """[kept] int64, rows that the head is applied to."""
     plan: PassPlan
+    head: bool = True
+    """Whether it is, or only its input is wanted."""
 
 
 @dataclass(slots=True)
@@ -166,11 +170,12 @@ class Planner:
             self._add_group(numbers, shape, items)
         return self._finish(rows, 0, PassShape(size, kept, tuple(numbers.shapes)), numbers)
 
-    def prompt(self, rows: Sequence[Row]) -> tuple[PassShape, list[int]]:
+    def prompt(self, rows: Sequence[Row], *, head: bool = True) -> tuple[PassShape, list[int]]:
         """Plan a prompt pass: 64 rows, row i for position i of the block, whichever of them are fed.
 
         Args:
             rows: Consecutive positions of one block of one session.
+            head: Whether logits are wanted of the rows that are.
 
         Returns:
             As `decode`.
@@ -184,7 +189,7 @@ class Planner:
         numbers = _Numbers()
         item = _Item(0, list(range(start, start + BLOCK_LEN)), rows[0].slot, rows[0].span)
         self._add_group(numbers, shape, [item])
-        return self._finish(rows, first, PassShape(BLOCK_LEN, kept, (shape,)), numbers)
+        return self._finish(rows, first, PassShape(BLOCK_LEN, kept, (shape,), head=head), numbers)
 
     def _finish(
         self, rows: Sequence[Row], first: int, shape: PassShape, numbers: _Numbers
@@ -316,7 +321,7 @@ def read(shape: PassShape, numbers: Tensor, kv: KvCache, workspace: Workspace) -
         return PassInput(token_ids, positions, kept, PassPlan(kv, write, [], order, workspace, table))
     own = zip(shape.groups, tail[0::3], tail[1::3], tail[2::3], strict=True)
     groups = [Group(group, rows, at, blocks) for group, rows, at, blocks in own]
-    return PassInput(token_ids, positions, kept, PassPlan(kv, write, groups, order, workspace))
+    return PassInput(token_ids, positions, kept, PassPlan(kv, write, groups, order, workspace), shape.head)
 
 
 def class_for(count: int, classes: tuple[int, ...]) -> int:

@@ -216,6 +216,8 @@ class Feed:
     """Whether `Rows.hidden` is wanted too."""
     best_below: int = 0
     """If positive, only `Rows.best` is wanted, the likeliest of the ids below this, and `Rows.logits` may be empty."""
+    hidden_only: bool = False
+    """With class PROMPT and `want_hidden`: only `Rows.hidden` is wanted, and `Rows.logits` may have no columns."""
     parents: tuple[int, ...] = ()
     """Of a tree, where `ModelInfo.trees` allows it: number of each token's parent, which comes before it, or -1 for the
     slot's last token. A token sees the slot's text and its own ancestors, and its position is the length plus their

@@ -192,7 +192,7 @@ class TransformersRunner:
         for number, (feed, slot) in enumerate(zip(feeds, slots, strict=True)):
             rows = _rows_of(number, feed, slot)
             if feed.token_class is TokenClass.PROMPT:
-                self._run_pass(rows, self._planner.prompt(rows), feeds, pieces)
+                self._run_pass(rows, self._planner.prompt(rows, head=not feed.hidden_only), feeds, pieces)
             else:
                 decode += rows
         for start in range(0, len(decode), self._info.max_rows):

@@ -175,6 +175,22 @@ def test_prompt_rows_and_hidden_states_can_be_asked_for() -> None:
     torch.testing.assert_close(head(rows.hidden.clone()), rows.logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_hidden_states_alone_are_the_same_and_cost_no_head(fused: bool) -> None:
+    runner = tiny_runner(fused=fused)
+    both = runner.forward([Feed(runner.new_slot(), IDS[:40], PROMPT, 40, want_hidden=True)])[0]
+    feeds = [
+        Feed(runner.new_slot(), IDS[:40], PROMPT, 40, want_hidden=True, hidden_only=True),
+        Feed(runner.new_slot(), IDS[:7], PROMPT, 1),
+    ]
+    alone, other = runner.forward(feeds)
+    assert both.hidden is not None
+    assert alone.hidden is not None
+    assert torch.equal(alone.hidden, both.hidden)
+    assert alone.logits.shape == (40, 0 if fused else 512)
+    assert other.logits.shape == (1, 512)
+
+
 def test_no_rows_asked_for_gives_empty_rows() -> None:
     runner = tiny_runner()
     rows = runner.forward([Feed(runner.new_slot(), (1, 2), DECODE, 0, want_hidden=True)])[0]
