@@ -1,19 +1,19 @@
 """The commands of `outrider`."""
 
 import asyncio
-import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
 
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
+from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import Client, ClientTls, client_tls
 from outrider.cluster import LocalCluster
@@ -175,7 +175,7 @@ def run(
         compare: Run the twin, the same request without speculation, too.
     """
     settings = LocalSettings(models.target, models.draft, models.dtype, models.threads)
-    _go(_run(settings, ask.request(prompt), origins=ask.origins, compare=compare))
+    go(_run(settings, ask.request(prompt), origins=ask.origins, compare=compare))
 
 
 @app.command
@@ -197,7 +197,7 @@ def generate(
         tls: How to speak to it.
         ask: What is asked for.
     """
-    _go(_generate(_addresses(address), api_key, tls.client(), ask.request(prompt), origins=ask.origins))
+    go(_generate(_addresses(address), api_key, tls.client(), ask.request(prompt), origins=ask.origins))
 
 
 @app.command
@@ -214,7 +214,7 @@ def up(
     """
     if store and data is not None:
         raise InvalidRequest("data", str(data), "a folder for the embedded store, and so no --store beside it")
-    _go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data)))
+    go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data)))
 
 
 @app.command
@@ -229,24 +229,6 @@ def doctor(*, models: Models = DEFAULT_MODELS) -> None:
     settings = LocalSettings(models.target, models.draft, models.dtype, models.threads)
     if not examine(console, settings):
         sys.exit(1)
-
-
-def _go(command: Coroutine[Any, Any, None]) -> None:
-    """Run a command; Ctrl-C and SIGTERM stop what it has started before it ends."""
-    try:
-        asyncio.run(_until_terminated(command))
-    except KeyboardInterrupt:
-        console.print("\ninterrupted")
-        sys.exit(130)
-    except asyncio.CancelledError:
-        console.print("\nterminated")
-        sys.exit(143)
-
-
-async def _until_terminated(command: Coroutine[Any, Any, None]) -> None:
-    running = asyncio.ensure_future(command)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    await running
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from outrider.cli.drafters.asking import MOST_GAMMA, Asking, ask_all
 from outrider.cli.drafters.comparison import Setting, facts, report, tables
 from outrider.cli.drafters.tally import Measured, measured
 from outrider.cli.local import PROMPT_LOOKUP, TOY, LocalSettings, Stages, stages
+from outrider.cli.running import go
 from outrider.client import Client
 from outrider.cluster import LocalCluster, ServiceSpec
 from outrider.errors import InvalidRequest, OutriderError
@@ -109,7 +110,7 @@ def compare(
     specs = [placed(each.specs(), each.threads_each) for each in settings]
     check_writable(report_file)
     setting = Setting(prompts.name, len(asked), served.target, served.dtype, settings[0].threads_each, asking)
-    results, failures = asyncio.run(_measure(settings, specs, asked, setting, questions.max_gamma))
+    results, failures = go(_measure(settings, specs, asked, setting, questions.max_gamma))
     if results:
         for table in tables(results):
             console.print(table)

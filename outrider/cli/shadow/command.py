@@ -1,6 +1,5 @@
 """The command `outrider shadow`."""
 
-import asyncio
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from outrider.cli.drafters.asking import MOST_GAMMA
 from outrider.cli.local import LocalSettings, stages
+from outrider.cli.running import go
 from outrider.cli.shadow.child import Heard, run
 from outrider.cli.shadow.sources import Source
 from outrider.cli.shadow.summary import Summary, lines, report, tables
@@ -98,7 +98,7 @@ def shadow(
     if report_file is not None:
         check_writable(report_file)
     settings = LocalSettings(target or DEFAULT_MODEL, drafter, runs.dtype, runs.threads)
-    asyncio.run(_shadow(settings, target, source, rounds, report_file))
+    go(_shadow(settings, target, source, rounds, report_file))
 
 
 async def _shadow(
