@@ -34,6 +34,8 @@ class DraftSettings(ModelSettings):
     """Layers of the model that are kept, such as "0,1,2,29"; empty: all."""
     min_ngram: int = Field(default=2, ge=1)
     """Prompt lookup: tokens that must agree at least."""
+    tree_nodes: int = Field(default=0, ge=0, le=63)
+    """`causal_lm`, `toy`: most tokens of a tree of guesses, which is verified in one pass; 0: guesses are a chain."""
     toy_agreement: float = Field(default=0.8, ge=0, le=1)
     """Toy: fraction of places where the draft's law is the target's."""
     tls_verifier_name: str = ""

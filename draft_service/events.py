@@ -19,11 +19,16 @@ class Planned:
     ticket: int
     count: int
     until_len: int = 0
+    parents: tuple[int, ...] = ()
+    """Of a tree of `count` tokens, no deeper than was asked for: index of each token's parent, or -1. Empty: a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Answer to `Draw`: the next tokens of the proposal and, in modes that need them, the rows they were drawn from."""
+    """Answer to `Draw`: the next tokens of the proposal and, in modes that need them, the rows they were drawn from.
+
+    Of a tree it has all tokens, and a row for each family.
+    """
 
     ticket: int
     token_ids: tuple[int, ...]
@@ -46,10 +51,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Draw `count` more tokens at the end of `ids`."""
+    """Draw `count` more tokens at the end of `ids`, or a tree of them."""
 
     ticket: int
     count: int
+    parents: tuple[int, ...] = ()
+    """Of a tree, all of which is drawn at once; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,14 @@ class Rewind:
     """The ids past `length` are not what they were: the drafter keeps what it computed up to there."""
 
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """How far a tree was followed: what the shapes of later ones may learn from."""
+
+    families: tuple[tuple[int, int], ...]
+    """From the root on: children of the node that was reached, and which of them was accepted; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +100,4 @@ class Count:
     amount: int = 1
 
 
-Command = Begin | Draw | Send | Rewind | AskFrom | Count
+Command = Begin | Draw | Send | Rewind | Followed | AskFrom | Count

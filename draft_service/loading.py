@@ -101,7 +101,12 @@ def _causal_lm(settings: DraftSettings, on_progress: Progress) -> Loaded:
 
     spec = ModelSpec(settings.model, settings.dtype, settings.layers, settings.device)
     opened = open_model(spec, num_blocks=settings.pool, context_len=settings.context_len, on_progress=on_progress)
-    drafter = CausalLm(opened.runner, vocab_len=opened.vocabulary.size, prefix_reuse=settings.prefix_reuse)
+    drafter = CausalLm(
+        opened.runner,
+        vocab_len=opened.vocabulary.size,
+        prefix_reuse=settings.prefix_reuse,
+        tree_nodes=settings.tree_nodes,
+    )
     return Loaded(drafter, opened.vocabulary, opened.runner, opened.tokenizer)
 
 
@@ -129,7 +134,13 @@ def _toy(settings: DraftSettings) -> Loaded:
         delay_s=settings.toy_delay_s,
     )
     return Loaded(
-        CausalLm(runner, vocab_len=len(tokenizer), kind="toy", prefix_reuse=settings.prefix_reuse),
+        CausalLm(
+            runner,
+            vocab_len=len(tokenizer),
+            kind="toy",
+            prefix_reuse=settings.prefix_reuse,
+            tree_nodes=settings.tree_nodes,
+        ),
         vocabulary(tokenizer),
         runner,
         tokenizer,

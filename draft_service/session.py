@@ -63,6 +63,16 @@ class Session:
         self.num_drafted += num
         self._token_s.append(step_s / num)
 
+    def grew(self, num: int, step_s: float) -> None:
+        """Note that a token step of a tree took so long: for as much a run would have got one token further.
+
+        Args:
+            num: tokens of the tree, all of them in its last step, 0 in the others.
+            step_s: of the step.
+        """
+        self.num_drafted += num
+        self._token_s.append(step_s)
+
     def status(self, missing_from: int = -1) -> DraftStatus:
         """Return what was measured so far."""
         return DraftStatus(

@@ -17,17 +17,31 @@ Invariants:
 * `ids` is the committed text followed by the chain of the current epoch; the chain never passes `limit`;
 * `confirmed_len` <= `seen_len` <= len(ids); what lies between the first two rests on hints;
 * a proposal starts where the last one ended; it belongs to one epoch, or is abandoned unsent;
-* nothing is proposed between a `Pass` and the next commit.
+* nothing is proposed between a `Pass` and the next commit, nor behind a tree in its epoch; a tree is no part of `ids`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from draft_service.events import AskFrom, Begin, Command, Count, Draw, Drawn, Event, Planned, Rewind, Scheduled, Send
+from draft_service.events import (
+    AskFrom,
+    Begin,
+    Command,
+    Count,
+    Draw,
+    Drawn,
+    Event,
+    Followed,
+    Planned,
+    Rewind,
+    Scheduled,
+    Send,
+)
 from outrider.errors import ProtocolError
 from outrider.ids import Epoch, SessionId
 from outrider.messages import DraftCommit, DraftOpen, Pass, Proposal, ProposalHeader, RollbackHint, SparseRow
+from outrider.verification.tree import ROOT, Tree
 
 FOREVER = 2**31 - 1
 """`until_len` of a drafter that will never propose again in this session."""
@@ -41,6 +55,8 @@ class _Draft:
     base_len: int
     count: int
     rows: list[SparseRow] = field(default_factory=list)
+    parents: tuple[int, ...] = ()
+    """Of a tree; else empty."""
 
 
 class Window:
@@ -67,6 +83,8 @@ class Window:
         """Limit that the last proposal of this epoch claimed; -1: there was none."""
         self._tickets = 0
         self._draft: _Draft | None = None
+        self._tree: Tree | None = None
+        """What the chain of this epoch ends in."""
 
     @property
     def limit(self) -> int:
@@ -87,7 +105,8 @@ class Window:
     def wants_time(self) -> bool:
         """Whether `Scheduled` would lead to anything."""
         exhausted = len(self.ids) >= self.max_len
-        return self._draft is None and not self._passed and self.speculation.enabled and (self.room > 0 or exhausted)
+        waits = self._draft is not None or self._passed or self._tree is not None
+        return not waits and self.speculation.enabled and (self.room > 0 or exhausted)
 
     def step(self, event: Event) -> list[Command]:
         """Take one event; return what must be done, in order.
@@ -136,18 +155,22 @@ class Window:
             self._draft = None
             self._pass(max(event.until_len, draft.base_len + 1), out)
             return
-        if not 0 < event.count <= draft.count:
-            raise ProtocolError(f"{event.count} tokens planned, up to {draft.count} asked for")
-        draft.count = event.count
+        depth = Tree(event.parents, event.parents).depth if event.parents else 0
+        if not 0 < (depth or event.count) <= draft.count or (depth and len(event.parents) != event.count):
+            raise ProtocolError(f"{event.count} tokens planned, {depth} deep, up to {draft.count} asked for")
+        draft.count, draft.parents = event.count, event.parents
         self._restarting = False
         if self._needs_rows:
-            out.append(Send(ProposalHeader(self.session_id, self.epoch, draft.base_len, draft.count)))
-        out.append(Draw(draft.ticket, draft.count))
+            out.append(Send(ProposalHeader(self.session_id, self.epoch, draft.base_len, draft.count, depth)))
+        out.append(Draw(draft.ticket, draft.count, draft.parents))
 
     def _drawn(self, event: Drawn, out: list[Command]) -> None:
         draft = self._draft
         if draft is None or draft.ticket != event.ticket:
             out.append(Count("discarded", len(event.token_ids)))
+            return
+        if draft.parents:
+            self._grown(draft, event, out)
             return
         self.ids.extend(event.token_ids)
         draft.rows.extend(event.rows)
@@ -157,6 +180,19 @@ class Window:
         if drawn == draft.count:
             self._draft = None
             out.append(Send(self._proposal(draft)))
+
+    def _grown(self, draft: _Draft, event: Drawn, out: list[Command]) -> None:
+        """A tree is complete; it stands until the epoch ends."""
+        self._draft, self._tree = None, Tree(event.token_ids, draft.parents, event.rows)
+        wanted = len(self._tree.families) if self._needs_rows else 0
+        if (len(event.token_ids), len(event.rows)) != (draft.count, wanted):
+            raise ProtocolError(f"a tree of {len(event.token_ids)} tokens and {len(event.rows)} rows was drawn")
+        self._claimed = limit = max(self.limit, draft.base_len + self._tree.depth)
+        proposal = Proposal(
+            self.session_id, self.epoch, draft.base_len, self.seen_len, limit, event.token_ids, event.rows,
+            draft.parents,
+        )  # fmt: skip
+        out.append(Send(proposal))
 
     def _proposal(self, draft: _Draft) -> Proposal:
         """The window may have been narrowed since the proposal was begun: then the chain stands still where it ends."""
@@ -232,8 +268,23 @@ class Window:
         self.speculation = self._told
         self._restart(hint.epoch, hint.start, () if hint.token_id is None else (hint.token_id,), out)
 
+    def _fell(self, length: int, fresh: Sequence[int], out: list[Command]) -> None:
+        """The epoch of a tree is over: say how far it was followed, unless that cannot be told."""
+        tree, self._tree = self._tree, None
+        if tree is None:
+            return
+        # What was committed together with the tree's own tokens came before them.
+        path = tree.follow(fresh[max(0, len(self.ids) - length) :])
+        out.append(Count("discarded", len(tree) - len(path)))
+        if fresh:
+            reached = [tree.families[node] for node in (ROOT, *path) if node in tree.families]
+            taken = [*path, None][: len(reached)]
+            ranks = [-1 if node is None else own.index(node) for own, node in zip(reached, taken, strict=True)]
+            out.append(Followed(tuple(zip(map(len, reached), ranks, strict=True))))
+
     def _restart(self, epoch: Epoch, length: int, fresh: Sequence[int], out: list[Command]) -> None:
         """Begin an epoch behind `ids[:length]` and the fresh tokens; a proposal being drawn is forgotten, too."""
+        self._fell(length, fresh, out)
         common = length
         for token in fresh:
             if common >= len(self.ids) or self.ids[common] != token:

@@ -15,8 +15,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from draft_service.drafters.protocol import Drafter, DraftSession, Failed, Guessed, TakesFeatures, Work
-from draft_service.events import AskFrom, Begin, Command, Count, Draw, Drawn, Event, Planned, Rewind, Scheduled, Send
+from draft_service.drafters.protocol import (
+    Drafter,
+    DraftSession,
+    Failed,
+    GrowsTrees,
+    Guessed,
+    TakesFeatures,
+    Work,
+)
+from draft_service.events import (
+    AskFrom,
+    Begin,
+    Command,
+    Count,
+    Draw,
+    Drawn,
+    Event,
+    Followed,
+    Planned,
+    Rewind,
+    Scheduled,
+    Send,
+)
 from draft_service.metrics import DraftMetrics
 from draft_service.orders import (
     Closed,
@@ -223,9 +244,12 @@ class DraftWorker:
             session.behind = False
             self._mark_ready(session)
         drawing, num = session.drawing, len(guessed.token_ids)
+        if drawing is not None and drawing.parents and guessed.caught_up:
+            session.grew(num, step_s)
         if drawing is None or not num:
             return
-        session.drew(num, step_s)
+        if not drawing.parents:
+            session.drew(num, step_s)
         self._metrics.drafted.labels(session.drafter).inc(num)
         session.drawing = replace(drawing, count=drawing.count - num) if num < drawing.count else None
         self._advance(session, Drawn(drawing.ticket, guessed.token_ids, guessed.rows))
@@ -269,6 +293,9 @@ class DraftWorker:
                 self._send(session, command.message)
             case Rewind():
                 self._drafter.rewind(session.key.session_id, command.length)
+            case Followed():
+                if isinstance(self._drafter, GrowsTrees):
+                    self._drafter.learn(session.key.session_id, command.families)
             case AskFrom():
                 self._report(session, command.position)
             case Count():
@@ -286,7 +313,7 @@ class DraftWorker:
         self._mark_ready(session)
         if not plan.count:
             self._metrics.passes.labels(plan.reason).inc()
-        self._advance(session, Planned(begin.ticket, plan.count, plan.until_len))
+        self._advance(session, Planned(begin.ticket, plan.count, plan.until_len, plan.parents))
 
     def _send(self, session: Session, message: ProposeMessage) -> None:
         if isinstance(message, Proposal):
@@ -353,7 +380,8 @@ def _work_of(session: Session) -> Work | None:
     """Return a session's share of the next token step; None if it has none."""
     window = session.window
     if session.drawing is not None:
-        return Work(session.key.session_id, window.epoch, window.ids, session.drawing.count)
+        drawing = session.drawing
+        return Work(session.key.session_id, window.epoch, window.ids, drawing.count, drawing.parents)
     if session.planning is not None or session.behind or not session.ready:
         return Work(session.key.session_id, window.epoch, window.ids, 0)
     return None

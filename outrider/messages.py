@@ -77,11 +77,16 @@ class ProposalHeader:
     epoch: Epoch
     base_len: int
     count: int
+    depth: int = 0
+    """Of a tree that will follow; 0: a run will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A run of the chain: transport only, its borders mean nothing except to the block rule."""
+    """A run of the chain: transport only, its borders mean nothing except to the block rule.
+
+    Or a tree, which ends the chain.
+    """
 
     session_id: SessionId
     epoch: Epoch
@@ -93,7 +98,9 @@ class Proposal:
     """Position the chain may reach without another commit: seen_len + window."""
     token_ids: tuple[int, ...]
     rows: tuple[SparseRow, ...] = ()
-    """One row per token, in modes that need them; else empty."""
+    """In modes that need them, else empty: one per token, or, of a tree, one per family, by their first children."""
+    parents: tuple[int, ...] = ()
+    """Of a tree: index of each token's parent, which comes before it, or -1; siblings in the order drawn."""
 
 
 @dataclass(frozen=True, slots=True)

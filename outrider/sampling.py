@@ -252,7 +252,7 @@ def sparse_row(row: Tensor) -> SparseRow:
     Returns:
         The likeliest first; tokens of probability 0 never appear.
     """
-    ids = _likeliest(row, min(MAX_SPARSE_TOKENS, len(row)))
+    ids = likeliest(row, min(MAX_SPARSE_TOKENS, len(row)))
     probs = _as_numpy(row[ids]).astype(np.float64)
     mass = np.cumsum(probs)
     num = int(np.searchsorted(mass, SPARSE_MASS * float(row.sum(dtype=torch.float64)))) + 1
@@ -346,7 +346,7 @@ def _filtered(row: Tensor, params: SamplingParams) -> Tensor:
     weights = torch.exp(row - row.max())
     kept = row
     if 0 < params.top_k < len(row):
-        ids = _likeliest(row, params.top_k)
+        ids = likeliest(row, params.top_k)
         kept = torch.full_like(row, -torch.inf).index_copy_(0, ids, row[ids])
     if params.top_p < 1.0:
         ids = _nucleus(kept, torch.exp(kept - kept.max()), params.top_p)
@@ -359,14 +359,14 @@ def _nucleus(row: Tensor, weights: Tensor, top_p: float) -> Tensor:
     goal = top_p * float(weights.sum(dtype=torch.float64))
     num = min(_FIRST_PREFIX, len(row))
     while True:
-        ids = _likeliest(row, num)
+        ids = likeliest(row, num)
         mass = np.cumsum(_as_numpy(weights[ids]).astype(np.float64))
         if mass[-1] >= goal or num == len(row):
             return ids[: int(np.searchsorted(mass, goal)) + 1]
         num = min(num * 16, len(row))
 
 
-def _likeliest(row: Tensor, num: int) -> Tensor:
+def likeliest(row: Tensor, num: int) -> Tensor:
     """Return the ids of the `num` largest values (1 <= num <= len), largest first, equal values by lowest id."""
     if num * _SORT_SHARE > len(row):
         return torch.sort(row, descending=True, stable=True).indices[:num]

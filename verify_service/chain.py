@@ -11,6 +11,7 @@ Invariants, checked after every step:
 
 * KV length == committed length while a row is held, == committed length - 1 otherwise: the last token has not been fed;
 * every token the verifier draws itself ends the epoch: round + 1, the rest of the chain forgotten;
+* a tree ends its chain: nothing is taken behind it, and its test always draws a token of the verifier's own;
 * a token is tested at most once, and only as the continuation of what is committed in its own epoch;
 * nothing is committed at or past `commit_limit`.
 """
@@ -30,6 +31,7 @@ from outrider.messages import (
     Speculation,
     VerdictCause,
 )
+from outrider.verification.tree import Tree
 from verify_service.conduct import Conduct
 from verify_service.events import (
     Arrived,
@@ -37,6 +39,7 @@ from verify_service.events import (
     Count,
     Event,
     Judged,
+    Keep,
     Report,
     Rewind,
     Scheduled,
@@ -46,6 +49,7 @@ from verify_service.events import (
     TimerKind,
 )
 from verify_service.intake import Fate, Standing, fate_of
+from verify_service.picking import Place, draw_test, rows_wanted, take_test
 from verify_service.timers import Timer
 from verify_service.waiting import Waiting
 
@@ -58,13 +62,15 @@ MAX_EXPIRIES = 3
 class Chain:
     """State of one session on the verifier; see the module's head."""
 
-    def __init__(self, opened: DecodeOpen, vocab_len: int) -> None:
+    def __init__(self, opened: DecodeOpen, vocab_len: int, *, trees: bool = True) -> None:
         """Start with the log's tokens committed, no drafter, and their KV up to the last but one.
 
         Args:
             opened: the session; `token_ids` is not empty.
             vocab_len: ids at or past it are garbage.
+            trees: whether a pass can have branches; where it cannot, of a tree the path of first children is tested.
         """
+        self._trees = trees
         self.session_id: SessionId = opened.session_id
         self.mode: Mode = opened.mode
         self.vocab_len = vocab_len
@@ -123,8 +129,13 @@ class Chain:
         if self.committed_len >= self.commit_limit:
             return 0
         if self._waiting:
-            return self._run_len() + (0 if self.held else 1)
+            return rows_wanted(self._place(), self._waiting)
         return 1 if self._draw_kind() is not None and not self.held else 0
+
+    @property
+    def wants_all_rows(self) -> bool:
+        """Whether the next test cannot be cut: it gets all the rows that it wants, or none."""
+        return self.mode is Mode.BLOCK or (self._waiting.tree is not None and not self._waiting.run_len)
 
     def step(self, event: Event) -> list[Command]:
         """Take one event; return what must be done, in order.
@@ -229,6 +240,8 @@ class Chain:
         return Standing(
             self.epoch, self.worker_id, self.mode, self.vocab_len, self._max_gamma, self.chain_end, self._reported_len,
             announced=self._header.count if self._header is not None else 0, plain_since=self._plain_since,
+            announced_depth=self._header.depth if self._header is not None else 0,
+            is_closed=self._waiting.tree is not None,
         )  # fmt: skip
 
     def _prolong(self, message: ProposeMessage) -> None:
@@ -288,7 +301,11 @@ class Chain:
                 self._plain_until = message.until_len
             case Proposal():
                 self._header = None
-                self._waiting.add(message.token_ids, message.rows)
+                if message.parents:
+                    tree = Tree(message.token_ids, message.parents, message.rows)
+                    self._waiting.tree = tree if self._trees else tree.first_path
+                else:
+                    self._waiting.add(message.token_ids, message.rows)
                 self._seen_len, self._limit = message.seen_len, message.limit
             case _:
                 assert_never(message)
@@ -305,38 +322,19 @@ class Chain:
             out.append(test)
 
     def _next_test(self, max_rows: int) -> Test | None:
-        if self.committed_len >= self.commit_limit:
+        place = self._place()
+        if place.room < 1:
             return None
-        if self._waiting and self.mode is not Mode.BLOCK and self.held:
-            return self._test(1, feed=False)
         if self._waiting:
-            return self._test_run(max_rows)
+            return take_test(place, self._waiting, max_rows)
         kind = self._draw_kind()
         if kind is None or (not self.held and max_rows < 1):
             return None
-        feed = () if self.held else (self.tokens[-1],)
-        return Test(self.epoch, self.committed_len, feed, self.held, (), (), kind)
+        return draw_test(place, kind)
 
-    def _run_len(self) -> int:
-        """Tokens that may be tested in one pass: a whole block, or all that has arrived, below the commit limit."""
+    def _place(self) -> Place:
         room = self.commit_limit - self.committed_len
-        waiting = self._waiting.first_len if self.mode is Mode.BLOCK else len(self._waiting)
-        return min(room, waiting)
-
-    def _test_run(self, max_rows: int) -> Test | None:
-        count = self._run_len()
-        rows_before = 0 if self.held else 1
-        if self.mode is not Mode.BLOCK:
-            count = min(count, max_rows - rows_before)
-        if count < 1 or count + rows_before > max_rows:
-            return None
-        return self._test(count, feed=True)
-
-    def _test(self, count: int, *, feed: bool) -> Test:
-        """Take `count` tokens off the chain to be tested."""
-        token_ids, rows = self._waiting.take(count)
-        fed = ((() if self.held else (self.tokens[-1],)) + token_ids) if feed else ()
-        return Test(self.epoch, self.committed_len, fed, self.held, token_ids, rows, None)
+        return Place(self.epoch, self.committed_len, self.tokens[-1], self.held, room, self.mode)
 
     def _draw_kind(self) -> TokenKind | None:
         """Kind of the token the verifier would draw itself now that nothing waits to be tested; None: it waits."""
@@ -358,7 +356,7 @@ class Chain:
         test, self._testing = self._testing, None
         if test is None:
             raise ProtocolError("Judged while not testing")
-        accepted = test.token_ids[: event.num_accepted]
+        accepted = test.accepted(event)
         self.tokens.extend(accepted)
         self._unreported_kinds.extend([TokenKind.ACCEPTED] * len(accepted))
         self._unreported_tested += event.num_tested
@@ -369,12 +367,16 @@ class Chain:
             self.held = bool(test.feed)
             return
         self.tokens.append(event.drawn)
-        self._unreported_kinds.append(TokenKind.RECOVERED if test.draw is None else test.draw)
+        passed = test.draw or (TokenKind.BONUS if event.num_accepted == event.num_tested else TokenKind.RECOVERED)
+        self._unreported_kinds.append(passed)
         self.held = False
-        wasted = len(test.token_ids) - event.num_tested
+        wasted = test.num_untested(event)
         if wasted:
             out.append(Count("wasted", wasted))
-        if test.feed:
+        if test.feed_parents:
+            before = test.num_fed_before
+            out.append(Keep((*range(before), *(before + node for node in event.path))))
+        elif test.feed:
             out.append(Rewind(self.kv_len))
         self._end_by_own_token(test, out)
 
@@ -399,7 +401,7 @@ class Chain:
 
     def _forget_chain(self, out: list[Command]) -> None:
         if self._waiting:
-            out.append(Count("wasted", len(self._waiting)))
+            out.append(Count("wasted", self._waiting.num_tokens))
         self._waiting.clear()
         self._header = None
         self._plain_due = False

@@ -2,14 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
 from torch import Tensor
 
+from outrider.model.runner import KvSlot
 from verify_service.alarms import Alarms
-from verify_service.events import Count, Event, Report, Rewind, Scheduled, StartTimer, Test, TimerExpired, TimerKind
+from verify_service.events import (
+    Count,
+    Event,
+    Keep,
+    Report,
+    Rewind,
+    Scheduled,
+    StartTimer,
+    Test,
+    TimerExpired,
+    TimerKind,
+)
 from verify_service.inbox import Ticket
 from verify_service.judging import judge, num_row_mismatches, rows_of
 from verify_service.reports import features_of, hint_of, verdict_of
@@ -57,7 +69,9 @@ class Driver:
                 case Test():
                     test = command
                 case Rewind():
-                    self._rewind(session, command.length)
+                    _slot_of(session).truncate(command.length)
+                case Keep():
+                    self._keep(session, command.path)
                 case Report():
                     self._report(session, command)
                 case StartTimer():
@@ -128,10 +142,11 @@ class Driver:
         elif session.timer is None:
             session.timer = timer
 
-    def _rewind(self, session: Session, length: int) -> None:
-        if session.slot is None:
-            raise ValueError("a rewind without a slot")
-        session.slot.truncate(length)
+    def _keep(self, session: Session, path: tuple[int, ...]) -> None:
+        """Of a tree that was fed, keep the KV of a path, and its hidden states, which are told before the others go."""
+        _slot_of(session).keep(path)
+        if session.fresh is not None:
+            session.fresh = replace(session.fresh, hidden=session.fresh.hidden[list(path)])
 
     def _report(self, session: Session, report: Report) -> None:
         session.send(verdict_of(session, report))
@@ -141,3 +156,9 @@ class Driver:
             hint = hint_of(session.chain, report)
             if hint is not None:
                 self.workers.tell(worker_id, hint)
+
+
+def _slot_of(session: Session) -> KvSlot:
+    if session.slot is None:
+        raise ValueError("a waiting session has no KV")
+    return session.slot

@@ -218,7 +218,8 @@ class Engine:
                 assert_never(event)
 
     def _open(self, event: OpenSession) -> None:
-        session = Session(event.ticket, event.opened, event.send, self._vocab_len)
+        trees = self._runner.info.trees
+        session = Session(event.ticket, event.opened, event.send, self._vocab_len, trees=trees)
         try:
             admitted = self._roster.enter(session)
         except OutriderError as error:

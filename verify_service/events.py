@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from outrider.ids import Epoch, TokenKind, WorkerId
 from outrider.messages import DecodeAttach, DecodeProgress, ProposeMessage, SparseRow
+from outrider.verification.tree import Tree
 
 # --- events -------------------------------------------------------------------------------------------------------
 
@@ -52,6 +53,8 @@ class Judged:
     num_accepted: int
     num_tested: int
     drawn: int | None
+    path: tuple[int, ...] = ()
+    """Of a tree: the nodes that were accepted, from below its root."""
 
 
 Event = DecodeAttach | DecodeProgress | Arrived | StreamBroken | TimerExpired | Scheduled | Judged
@@ -64,7 +67,7 @@ class Test:
     """Feed `feed` to the model, then test `token_ids` in order, or, with none, draw one token.
 
     The rows to test on are the held row first, if `from_held`, then the rows of the fed tokens. Without `feed` the
-    model is not needed at all.
+    model is not needed at all. A tree is always fed, and tested along one path; behind it a token is drawn.
     """
 
     __test__ = False
@@ -78,11 +81,43 @@ class Test:
     rows: tuple[SparseRow, ...]
     draw: TokenKind | None
     """Kind of the token to draw when nothing is tested."""
+    parents: tuple[int, ...] = ()
+    """Of a tree: index of each token's parent, or -1."""
 
     @property
     def num_rows(self) -> int:
         """Rows the model computes for it."""
         return len(self.feed)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree that is tested."""
+        return Tree(self.token_ids, self.parents, self.rows) if self.parents else None
+
+    @property
+    def num_fed_before(self) -> int:
+        """Tokens that are fed before the tested ones."""
+        return len(self.feed) - len(self.token_ids)
+
+    @property
+    def feed_parents(self) -> tuple[int, ...]:
+        """Parents of all that is fed; none where it is a run, be it that of a tree with one branch."""
+        before = self.num_fed_before
+        parents = (*range(-1, before - 1), *(parent + before for parent in self.parents))
+        return () if parents == tuple(range(-1, len(self.feed) - 1)) or not self.parents else parents
+
+    def accepted(self, judged: Judged) -> tuple[int, ...]:
+        """Return the tokens that are committed as they were proposed."""
+        if self.parents:
+            return tuple(self.token_ids[node] for node in judged.path)
+        return self.token_ids[: judged.num_accepted]
+
+    def num_untested(self, judged: Judged) -> int:
+        """Return how many tokens were thrown away without a test."""
+        if not self.parents:
+            return len(self.token_ids) - judged.num_tested
+        seen = (-1, *judged.path)
+        return sum(parent not in seen for parent in self.parents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +125,14 @@ class Rewind:
     """KV past `length` is not the session's any more."""
 
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Of the tree that was fed, these tokens are the session's, each the parent of the next; no others are."""
+
+    path: tuple[int, ...]
+    """Indexes into the feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +168,4 @@ class Count:
     amount: int = 1
 
 
-Command = Test | Rewind | Report | StartTimer | Count
+Command = Test | Rewind | Keep | Report | StartTimer | Count

@@ -11,7 +11,10 @@ from typing import assert_never
 from outrider.ids import Epoch, Mode, WorkerId
 from outrider.messages import Pass, Proposal, ProposalHeader, ProposeMessage
 from outrider.sampling import row_problem
+from outrider.verification.tree import Tree, families_problem, tree_problem
 
+MAX_TREE_NODES = 64
+"""Most tokens of a tree; its depth is bounded like the length of a run."""
 MAX_AHEAD = 1024
 """Most tokens a chain may hold beyond the committed length, whatever a drafter claims."""
 
@@ -53,6 +56,10 @@ class Standing:
     """Tokens that a header has announced; 0: none."""
     plain_since: Epoch
     """First epoch of the unbroken row of epochs that ended in plain tokens, the present one included."""
+    announced_depth: int = 0
+    """Depth of the tree that a header has announced; 0: it announced a run."""
+    is_closed: bool = False
+    """Whether the chain ends in a tree."""
 
 
 def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) -> Fate:
@@ -67,6 +74,8 @@ def fate_of(message: ProposeMessage, worker_id: WorkerId, standing: Standing) ->
         return Fate.GARBAGE
     if message.base_len < standing.chain_end:
         return Fate.DUPLICATE
+    if standing.is_closed:
+        return Fate.GARBAGE
     if message.base_len > standing.chain_end or not _fits_header(message, standing):
         return Fate.GAP
     return Fate.TAKEN
@@ -84,24 +93,31 @@ def _prolongs(message: ProposeMessage, standing: Standing) -> bool:
 def _is_sound(message: ProposeMessage, standing: Standing) -> bool:
     match message:
         case ProposalHeader():
-            return standing.mode.needs_rows and 0 < message.count <= standing.max_gamma
+            most = MAX_TREE_NODES if message.depth else standing.max_gamma
+            return standing.mode.needs_rows and 0 < message.count <= most and message.depth <= standing.max_gamma
         case Pass():
             return message.until_len > message.base_len
         case Proposal():
-            return _is_sound_proposal(message, standing)
+            sound = _is_sound_tree if message.parents else _is_sound_run
+            return _is_sound_proposal(message, standing) and sound(message, standing)
         case _:
             assert_never(message)
 
 
 def _is_sound_proposal(proposal: Proposal, standing: Standing) -> bool:
+    return (
+        proposal.seen_len <= standing.reported_len
+        and proposal.limit <= standing.reported_len + MAX_AHEAD
+        and all(0 <= token < standing.vocab_len for token in proposal.token_ids)
+    )
+
+
+def _is_sound_run(proposal: Proposal, standing: Standing) -> bool:
     count = len(proposal.token_ids)
-    end = proposal.base_len + count
     return (
         0 < count <= standing.max_gamma
+        and proposal.base_len + count <= proposal.limit
         and len(proposal.rows) == (count if standing.mode.needs_rows else 0)
-        and proposal.seen_len <= standing.reported_len
-        and end <= proposal.limit <= standing.reported_len + MAX_AHEAD
-        and all(0 <= token < standing.vocab_len for token in proposal.token_ids)
         and not any(
             row_problem(row, token, standing.vocab_len)
             for row, token in zip(proposal.rows, proposal.token_ids, strict=False)
@@ -109,8 +125,31 @@ def _is_sound_proposal(proposal: Proposal, standing: Standing) -> bool:
     )
 
 
+def _is_sound_tree(proposal: Proposal, standing: Standing) -> bool:
+    """Whether a tree's parents, rows and siblings fit together; the block rule has no trees."""
+    tree = Tree(proposal.token_ids, proposal.parents, proposal.rows)
+    if standing.mode is Mode.BLOCK or not 0 < len(tree) <= MAX_TREE_NODES:
+        return False
+    if len(tree.parents) != len(tree) or tree_problem(tree.parents):
+        return False
+    families = tree.families.values()
+    return (
+        tree.depth <= standing.max_gamma
+        and proposal.base_len + tree.depth <= proposal.limit
+        and len(tree.rows) == (len(families) if standing.mode.needs_rows else 0)
+        and not any(
+            row_problem(row, tree.token_ids[children[0]], standing.vocab_len)
+            for row, children in zip(tree.rows, families, strict=False)
+        )
+        and not families_problem(tree)
+    )
+
+
 def _fits_header(message: ProposeMessage, standing: Standing) -> bool:
     """Whether a body comes behind its header, and nothing else does: a count must not change once tokens are known."""
     if not standing.mode.needs_rows:
         return True
-    return standing.announced == (len(message.token_ids) if isinstance(message, Proposal) else 0)
+    if not isinstance(message, Proposal):
+        return standing.announced == 0
+    depth = Tree(message.token_ids, message.parents).depth
+    return (standing.announced, standing.announced_depth) == (len(message.token_ids), depth)

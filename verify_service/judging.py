@@ -10,6 +10,8 @@ from outrider.messages import TokenLogprobs
 from outrider.noise import Purpose, derive_key, word64
 from outrider.sampling import UNSOUND, draw_from_counts, target_rows
 from outrider.verification import KeyedDraws
+from outrider.verification.tree import num_tree_mismatches
+from verify_service.branches import judge_branches
 from verify_service.events import Judged, Test
 from verify_service.sessions import Session
 
@@ -46,13 +48,18 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
         test: the test.
         rows: from `rows_of`.
     """
-    judged = _compare(test, rows.tolist()) if session.best_below else _decide(session, test, rows)
+    tree = test.tree
+    if tree is not None:
+        judged = judge_branches(session, test, tree, rows)
+    else:
+        judged = _compare(test, rows.tolist()) if session.best_below else _decide(session, test, rows)
     if judged.drawn is None and test.feed:
         # A copy, because a view would keep the whole pass's logits alive.
         session.held_row = rows[-1].clone()
-    committed = [*test.token_ids[: judged.num_accepted], *([] if judged.drawn is None else [judged.drawn])]
+    committed = [*test.accepted(judged), *([] if judged.drawn is None else [judged.drawn])]
     if session.opened.num_logprobs >= 0:
-        vocab_rows = rows[: len(committed), : session.vocab_len]
+        own = [0, *(node + 1 for node in judged.path)] if tree is not None else list(range(len(committed)))
+        vocab_rows = rows[own, : session.vocab_len]
         session.logprobs += token_logprobs(vocab_rows, committed, session.opened.num_logprobs)
     if session.history is not None:
         session.history.advance(committed)
@@ -103,7 +110,9 @@ def num_row_mismatches(session: Session, test: Test) -> int:
     """
     if not test.rows:
         return 0
-    key = derive_key(session.opened.key, Purpose.DRAFT)
+    key, tree = derive_key(session.opened.key, Purpose.DRAFT), test.tree
+    if tree is not None:
+        return num_tree_mismatches(tree, key, test.base_len, test.epoch)
     drawn = (
         draw_from_counts(row, word64(key, position, test.epoch))
         for position, row in enumerate(test.rows, test.base_len)

@@ -31,7 +31,7 @@ def longest_wait(num_sessions: int, max_rows: int, mode: Mode, most_rows: int) -
     Args:
         num_sessions: Sessions that hold their KV, itself included.
         max_rows: Rows of the largest pass.
-        mode: Its mode; a block is never cut, and may have to wait until it is first in line.
+        mode: Its mode; a block is never cut, and may have to wait until it is first in line. So may a tree.
         most_rows: Most rows that one session wants, at most `max_rows`.
     """
     others = num_sessions - 1
@@ -117,10 +117,10 @@ class Scheduler:
     def _offer(self, session: Session, rows_left: int, *, alone: bool) -> int:
         """Return how many rows a session may use.
 
-        A block cannot be cut: it waits for a pass with enough room, or gets one for itself.
+        A block or a tree cannot be cut: it waits for a pass with enough room, or gets one for itself.
         """
         wanted = session.chain.wants_rows
-        if session.chain.mode is Mode.BLOCK:
+        if session.chain.wants_all_rows:
             return wanted if wanted <= rows_left or alone else 0
         return min(wanted, rows_left)
 
@@ -135,7 +135,7 @@ class Scheduler:
         slot = _slot_of(session)
         hidden = self._driver.workers.wants_features(session.chain.worker_id)
         self._driver.touched[session.ticket] = session
-        feed = Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden, session.best_below)
+        feed = Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden, session.best_below, test.feed_parents)
         return Work(session, feed, test, slot.length)
 
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:

@@ -43,7 +43,9 @@ class Session:
     Only a ready session is scheduled; its chain takes proposals all the time.
     """
 
-    def __init__(self, ticket: Ticket, opened: DecodeOpen, send: DecodeSend, vocab_len: int) -> None:
+    def __init__(
+        self, ticket: Ticket, opened: DecodeOpen, send: DecodeSend, vocab_len: int, *, trees: bool = True
+    ) -> None:
         """Make a waiting session.
 
         Args:
@@ -51,12 +53,13 @@ class Session:
             opened: what its stream asked for, validated.
             send: where its verdicts go.
             vocab_len: length of the tokenizer's id range.
+            trees: whether a pass can have branches.
         """
         self.ticket = ticket
         self.opened = opened
         self.send = send
         self.vocab_len = vocab_len
-        self.chain = Chain(opened, vocab_len)
+        self.chain = Chain(opened, vocab_len, trees=trees)
         self.rule: Rule = rule_for(opened.mode, opened.key, opened.sample_index)
         self.history: History | None = None
         if opened.sampling.uses_history:

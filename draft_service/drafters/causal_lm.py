@@ -13,6 +13,9 @@ matter here: a guess may be a different one, and is a guess all the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from draft_service.drafters.growing import Growth, Shapes
 from draft_service.drafters.protocol import (
     DrafterInfo,
     DraftSession,
@@ -22,12 +25,13 @@ from draft_service.drafters.protocol import (
     Plan,
     Work,
 )
-from draft_service.drafters.sampling import Penalised, guess
+from draft_service.drafters.sampling import Family, Penalised, guess, guess_family
 from draft_service.window import FOREVER
 from outrider.errors import FailedPrecondition
-from outrider.ids import SessionId, TokenClass
+from outrider.ids import Mode, SessionId, TokenClass
 from outrider.model.kv import num_blocks_for
 from outrider.model.runner import Feed, KvSlot, ModelRunner, Rows, prefill_plan
+from outrider.sampling import History
 
 MAX_DECODE_LAG = 8
 """Tokens fed at once in a decode pass; measured there, nine rows cost what one costs. More lag is prompt work."""
@@ -45,6 +49,15 @@ class _State:
     """Tokens that it was opened with; others may have their KV as soon as it is computed."""
     reserved_len: int = 0
     """Tokens that KV blocks are promised for."""
+    growth: Growth | None = None
+    """The tree under way; it is of no use once its epoch or its place is another."""
+
+    def grown(self, work: Work) -> Growth:
+        """Return the tree that is being drawn, a new one if there is none of this epoch at this place."""
+        place = (work.epoch, len(work.ids), work.parents)
+        if self.growth is None or (self.growth.epoch, self.growth.base_len, self.growth.parents) != place:
+            self.growth = Growth(*place)
+        return self.growth
 
     @property
     def promised_blocks(self) -> int:
@@ -63,6 +76,7 @@ class CausalLm:
         kind: str = "causal_lm",
         prompt_passes: int = 1,
         prefix_reuse: bool = True,
+        tree_nodes: int = 0,
     ) -> None:
         """Take over a runner.
 
@@ -72,6 +86,7 @@ class CausalLm:
             kind: Name of the drafter in descriptions and metrics.
             prompt_passes: Most prompt passes per token step, over all sessions.
             prefix_reuse: Whether KV that was computed before, for whichever session, is used again.
+            tree_nodes: Most tokens of a tree; 0 guesses runs. So does a model whose passes cannot have branches.
 
         Raises:
             FailedPrecondition: the model has no rows for some of the vocabulary's ids.
@@ -87,6 +102,7 @@ class CausalLm:
         self._runner = runner
         self._prompt_passes = prompt_passes
         self._prefix_reuse = prefix_reuse
+        self._shapes = Shapes(tree_nodes) if tree_nodes and info.trees else None
         self._states: dict[SessionId, _State] = {}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -104,9 +120,22 @@ class CausalLm:
         num = min(count, self.info.context_len - len(ids))
         if num <= 0:
             return Plan(0, FOREVER, "context_full")
+        parents = self._shape(state.session, num)
+        num = len(parents) or num
         if not self._reserve(state, len(ids) + num):
             return Plan(0, len(ids) + 1, "kv_full")
-        return None if self._lag(state, ids) > MAX_DECODE_LAG else Plan(num)
+        return None if self._lag(state, ids) > MAX_DECODE_LAG else Plan(num, parents=parents)
+
+    def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
+        """Let the shapes of later trees know; see `GrowsTrees`."""
+        if self._shapes is not None:
+            self._shapes.learn(families)
+
+    def _shape(self, session: DraftSession, depth: int) -> tuple[int, ...]:
+        """Return the parents of the tree to guess; none where a run is guessed."""
+        if self._shapes is None or session.mode is Mode.BLOCK:
+            return ()
+        return self._shapes.shape(depth).parents
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one decode pass, and as many prompt passes as are allowed."""
@@ -120,7 +149,9 @@ class CausalLm:
             if feed is not None:
                 feeds[index] = feed
         rows = dict(zip(feeds, self._forward(list(feeds.values())), strict=True))
-        for index in feeds:
+        for index, feed in feeds.items():
+            if feed.parents:
+                feed.slot.keep(range(len(batch[index].ids) - feed.slot.length))
             self._commit(self._states[batch[index].session_id])
         return [self._outcome(work, rows.get(index)) for index, work in enumerate(batch)]
 
@@ -156,7 +187,17 @@ class CausalLm:
                 return None
             start, end = prefill_plan(slot.length, len(ids) - 1)[0]
             return Feed(slot, tuple(ids[start:end]), TokenClass.PROMPT, 0)
-        return Feed(slot, tuple(ids[slot.length :]), TokenClass.DECODE, 1) if work.count else None
+        if not work.count:
+            return None
+        tail = tuple(ids[slot.length :])
+        growth = state.grown(work) if work.parents else None
+        if growth is None or not growth.token_ids:
+            return Feed(slot, tail, TokenClass.DECODE, 1)
+        # All levels so far again: few rows cost what one costs, and the text's own KV stays alone in the slot.
+        num = len(growth.token_ids)
+        parents = (*range(-1, len(tail) - 1), *(parent + len(tail) for parent in work.parents[:num]))
+        ids_fed = (*tail, *growth.token_ids)
+        return Feed(slot, ids_fed, TokenClass.DECODE, len(growth.level), parents=parents)
 
     def _worth_catching_up(self, state: _State, ids: Sequence[int]) -> bool:
         return len(ids) < self.info.context_len and self._reserve(state, len(ids) + 1)
@@ -173,6 +214,8 @@ class CausalLm:
         try:
             history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
             logits = rows.logits[:, : self.info.vocab_len]
+            if work.parents:
+                return _grow(state.session, state.grown(work), logits, history)
             return guess(logits, state.session, len(work.ids), work.epoch, history)
         except Exception as error:  # one session's row or parameters must not take the others along
             return Failed(error)
@@ -192,6 +235,26 @@ class CausalLm:
     def _commit(self, state: _State) -> None:
         if self._prefix_reuse:
             state.slot.commit(state.committed_len)
+
+
+def _grow(session: DraftSession, growth: Growth, logits: Tensor, history: History | None) -> Guessed:
+    """Choose the children of the nodes drawn last; give the tree out when it is whole.
+
+    Args:
+        session: its mode, parameters and key.
+        growth: the tree so far.
+        logits: [nodes drawn last, vocab_len].
+        history: of the text before the tree.
+    """
+    for index, node in enumerate(growth.level):
+        nodes = growth.children(node)
+        if nodes:
+            family = Family(nodes, growth.path(node))
+            chosen = guess_family(logits[index : index + 1], session, growth.base_len, growth.epoch, family, history)
+            growth.add(*chosen)
+    if not growth.is_whole:
+        return Guessed()
+    return Guessed(tuple(growth.token_ids), tuple(growth.rows))
 
 
 def _shorten(slot: KvSlot, length: int) -> None:

@@ -21,6 +21,7 @@ from draft_service.drafters.protocol import (
     DrafterInfo,
     DraftSession,
     Failed,
+    GrowsTrees,
     Guessed,
     Outcome,
     Plan,
@@ -125,6 +126,13 @@ class Composed:
         for part in state.parts if state is not None else ():
             if isinstance(part, TakesFeatures):
                 part.take_features(features)
+
+    def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
+        """Let the one hear that has drawn the session's last proposal."""
+        state = self._states.get(session_id)
+        for part in state.at_work if state is not None else ():
+            if isinstance(part, GrowsTrees):
+                part.learn(session_id, families)
 
     def _takes_part(self, part: Drafter, work: Work) -> bool:
         """Whether a drafter has to do with a session's work: to draw it, or to catch up."""

@@ -66,13 +66,16 @@ class Plan:
     """What a drafter will offer at one place."""
 
     count: int
-    """Tokens, at most as many as asked for."""
+    """Tokens, at most as many as asked for, or those of a tree."""
     until_len: int = 0
     """With a count of 0: position before which nothing will come."""
     reason: str = ""
     """With a count of 0: why, as a label of metrics; one of a few constants."""
     drafter: str = ""
     """Kind that will draw, of several; empty: there is one only."""
+    parents: tuple[int, ...] = ()
+    """Of a tree of `count` tokens, level by level and no deeper than was asked for: index of each token's parent, or -1
+    for the text; siblings side by side, in the order in which they are drawn. Empty: a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Work:
     """Committed ids, then the chain; only valid during the call. Tokens are drawn at its end."""
     count: int
     """Tokens still to be drawn of a proposal, >= 1; 0: only catch up with `ids`."""
+    parents: tuple[int, ...] = ()
+    """Of a tree, as planned; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,9 @@ class Guessed:
     """What a session got out of a token step."""
 
     token_ids: tuple[int, ...] = ()
-    """1 .. count tokens; none as long as the drafter is catching up."""
+    """1 .. count tokens; none as long as the drafter is catching up. Of a tree all, when the last of them is drawn."""
     rows: tuple[SparseRow, ...] = ()
-    """One per token in modes that need rows."""
+    """One per token in modes that need rows; of a tree one per family, by their first children."""
     caught_up: bool = True
     """Whether `plan` would answer for these ids now."""
 
@@ -168,5 +173,19 @@ class TakesFeatures(Protocol):
 
         Raises:
             Exception: they cannot be used, and have changed nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class GrowsTrees(Protocol):
+    """A drafter whose proposals may be trees."""
+
+    def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
+        """Hear how far a tree was followed; must not fail.
+
+        Args:
+            session_id: may be closed by now.
+            families: from the root on, children of each node reached and the accepted one's rank, or -1.
         """
         ...

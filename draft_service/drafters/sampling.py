@@ -15,17 +15,19 @@ from torch import Tensor
 from draft_service.drafters.protocol import DraftSession, Guessed
 from outrider.ids import Epoch, Mode
 from outrider.messages import SamplingParams, SparseRow
-from outrider.noise import word64
+from outrider.noise import gumbel_field_at, word64
 from outrider.sampling import (
     BAN_BIAS,
     History,
     coupled_token,
     draw_from_counts,
     greedy_token,
+    likeliest,
     probabilities,
     processed_logits,
     sparse_row,
 )
+from outrider.verification.siblings import DraftWords, draw_sibling
 
 
 @dataclass(slots=True)
@@ -48,6 +50,68 @@ class Penalised:
         """The text at and past `length` is not what it was."""
         if length < self._length:
             self._history = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Children of one node that are to be chosen."""
+
+    nodes: tuple[int, ...]
+    """Their indexes in the tree, in the order in which they are tested."""
+    path: tuple[int, ...]
+    """Tokens from below the text down to their parent."""
+
+
+def guess_family(
+    logits: Tensor, session: DraftSession, base_len: int, epoch: Epoch, family: Family, history: History | None
+) -> tuple[tuple[int, ...], SparseRow | None]:
+    """Choose the children of a node with the target's own parameters.
+
+    Args:
+        logits: [1, vocab_len] of the draft model behind the parent, padding cut off.
+        session: mode, parameters and key; not of the block rule.
+        base_len: absolute position of the tree's first tokens.
+        epoch: the tree's.
+        family: which children.
+        history: of all ids before the tree; needed where the parameters use one.
+
+    Returns:
+        Their tokens, all different, and in modes that need rows the row that they were drawn from.
+    """
+    count, vocab_len, position = len(family.nodes), logits.shape[1], base_len + len(family.path)
+    run = family.path if history is not None else ()
+    # The last row of a run sees all of the run's tokens before it: only that one is looked at.
+    several = logits.expand(len(run) + 1, -1)
+    if session.mode is Mode.GREEDY:
+        row = processed_logits(several, session.sampling, vocab_len, history, run)[-1]
+        return tuple(likeliest(row, count).tolist()), None
+    probs = probabilities(several, session.sampling, vocab_len, history, run)[-1]
+    if session.mode is Mode.COUPLED:
+        return tuple(likeliest(_noisy(probs, session, position), count).tolist()), None
+    return _drawn(probs, session, position, epoch, family)
+
+
+def _noisy(probs: Tensor, session: DraftSession, position: int) -> Tensor:
+    """Return what coupled mode compares: ln p + G, minus infinity where p is 0."""
+    support = np.flatnonzero(probs.numpy())
+    scores = torch.full(probs.shape, -torch.inf, dtype=torch.float64)
+    noise = gumbel_field_at(session.draft_key, session.sample_index, position, support)
+    scores[support] = probs[support].double().log() + torch.from_numpy(noise)
+    return scores
+
+
+def _drawn(
+    probs: Tensor, session: DraftSession, position: int, epoch: Epoch, family: Family
+) -> tuple[tuple[int, ...], SparseRow]:
+    """Draw siblings without replacement; what the row has no token left for is named by its rank."""
+    row, tokens = sparse_row(probs), list[int]()
+    for node in family.nodes:
+        token = draw_sibling(row, tokens, DraftWords(session.draft_key, position, epoch, node))
+        if token is None:
+            ranked = likeliest(probs, min(len(probs), len(tokens) + 1)).tolist()
+            token = next(own for own in ranked if own not in tokens)
+        tokens.append(token)
+    return tuple(tokens), row
 
 
 def guess(logits: Tensor, session: DraftSession, position: int, epoch: Epoch, history: History | None) -> Guessed:

@@ -84,7 +84,9 @@ def _hello_from_proto(message: pb.ProposeHello) -> ProposeHello:
 
 def _header_to_proto(header: ProposalHeader) -> pb.ProposalHeader:
     epoch = t.epoch_to_proto(header.epoch)
-    return pb.ProposalHeader(session_id=header.session_id, epoch=epoch, base_len=header.base_len, count=header.count)
+    return pb.ProposalHeader(
+        session_id=header.session_id, epoch=epoch, base_len=header.base_len, count=header.count, depth=header.depth
+    )
 
 
 def _header_from_proto(message: pb.ProposalHeader) -> ProposalHeader:
@@ -93,6 +95,7 @@ def _header_from_proto(message: pb.ProposalHeader) -> ProposalHeader:
         epoch=t.epoch_from_proto(message.epoch),
         base_len=PEER.integer("header.base_len", message.base_len),
         count=PEER.integer("header.count", message.count, 1, MAX_GAMMA),
+        depth=PEER.integer("header.depth", message.depth, 0, message.count),
     )
 
 
@@ -105,13 +108,18 @@ def _proposal_to_proto(proposal: Proposal) -> pb.Proposal:
         limit=proposal.limit,
         token_ids=proposal.token_ids,
         rows=t.rows_to_proto(proposal.rows),
+        parents=[parent + 1 for parent in proposal.parents],
     )
 
 
 def _proposal_from_proto(message: pb.Proposal) -> Proposal:
     token_ids = PEER.ids("proposal.token_ids", message.token_ids, 1, MAX_GAMMA)
     rows = t.rows_from_proto(message.rows) if message.HasField("rows") else ()
-    if rows:
+    parents = _parents_from_proto(message, len(token_ids))
+    if rows and parents:
+        num_families = len(set(parents))
+        PEER.count("proposal.rows", rows, num_families, num_families)
+    elif rows:
         _check_rows(token_ids, rows)
     return Proposal(
         session_id=SessionId(PEER.name("proposal.session_id", message.session_id)),
@@ -121,6 +129,17 @@ def _proposal_from_proto(message: pb.Proposal) -> Proposal:
         limit=PEER.integer("proposal.limit", message.limit),
         token_ids=token_ids,
         rows=rows,
+        parents=parents,
+    )
+
+
+def _parents_from_proto(message: pb.Proposal, num_tokens: int) -> tuple[int, ...]:
+    """Return the index of each token's parent, -1 for the committed text; empty for a run."""
+    if not message.parents:
+        return ()
+    PEER.count("proposal.parents", message.parents, num_tokens, num_tokens)
+    return tuple(
+        PEER.integer("proposal.parents", number, 0, index) - 1 for index, number in enumerate(message.parents)
     )
 
 

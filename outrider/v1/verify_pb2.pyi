@@ -580,12 +580,15 @@ class ProposalHeader(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_LEN_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     base_len: _builtins.int
     """Absolute position of the first token."""
     count: _builtins.int
     """Tokens that will follow, 1 .. 256."""
+    depth: _builtins.int
+    """Depth of the tree that will follow, at most count. Unset means that a run will follow."""
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch of the chain."""
@@ -597,10 +600,11 @@ class ProposalHeader(_message.Message):
         epoch: _types_pb2.Epoch | None = ...,
         base_len: _builtins.int = ...,
         count: _builtins.int = ...,
+        depth: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "count", b"count", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "count", b"count", "depth", b"depth", "epoch", b"epoch", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,7 +612,9 @@ Global___ProposalHeader: _TypeAlias = ProposalHeader  # noqa: Y015
 
 @_typing.final
 class Proposal(_message.Message):
-    """A run of a chain. Its borders mean nothing, except to the block rule, for which it is the block."""
+    """A run of a chain. Its borders mean nothing, except to the block rule, for which it is the block. Or a tree, which ends the
+    chain: nothing is proposed behind it, and the verifier ends its epoch with a token of its own.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -619,6 +625,7 @@ class Proposal(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     base_len: _builtins.int
@@ -637,7 +644,15 @@ class Proposal(_message.Message):
 
     @_builtins.property
     def rows(self) -> _types_pb2.DraftRows:
-        """One row per token in modes that need them, else unset."""
+        """In modes that need them, else unset: one row per token; of a tree one per family (the children of one parent), in the
+        order of the families' first children.
+        """
+
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a tree one number per token: that of its parent, 1 for the first token, or 0 if it hangs from the committed text. A
+        parent comes before its children, and these in the order drawn. Empty means a run.
+        """
 
     def __init__(
         self,
@@ -649,10 +664,11 @@ class Proposal(_message.Message):
         limit: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         rows: _types_pb2.DraftRows | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "epoch", b"epoch", "limit", b"limit", "rows", b"rows", "seen_len", b"seen_len", "session_id", b"session_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "epoch", b"epoch", "limit", b"limit", "parents", b"parents", "rows", b"rows", "seen_len", b"seen_len", "session_id", b"session_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,6 +84,17 @@ class Tree:
             node = self.parents[node]
         return tuple(reversed(path))
 
+    def follow(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the path that says what these tokens say, as far as one does."""
+        path: list[int] = []
+        for token in token_ids:
+            children = self.families.get(path[-1] if path else ROOT, ())
+            node = next((child for child in children if self.token_ids[child] == token), None)
+            if node is None:
+                break
+            path.append(node)
+        return tuple(path)
+
     def down_to(self, depth: int) -> "Tree":
         """Return the tree without what is deeper; what stays is tested as before."""
         return self._only([node for node, own in enumerate(self.depths) if own <= depth])

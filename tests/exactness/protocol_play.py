@@ -38,7 +38,7 @@ from outrider.messages import (
     Verdict,
 )
 from outrider.noise import Purpose
-from outrider.verification import rule_for
+from outrider.verification import Tree, judge_tree, rule_for
 from tests.exactness.toy import Source
 from tests.protocol.parts import EndAt, frozen, plan_for
 from verify_service import events as verify
@@ -47,7 +47,7 @@ from verify_service.reports import hint_of
 
 SESSION = SessionId("s")
 MAX_MOVES = 400
-Use = tuple[Purpose, int, Epoch]
+Use = tuple[Purpose, int, Epoch, int]
 
 
 @dataclass
@@ -58,8 +58,8 @@ class CountedSource:
     epoch: Epoch = Epoch()
     used: set[Use] = field(default_factory=set)
 
-    def use(self, purpose: Purpose, position: int, epoch: Epoch) -> None:
-        key = (purpose, position, epoch)
+    def use(self, purpose: Purpose, position: int, epoch: Epoch, node: int = 0) -> None:
+        key = (purpose, position, epoch, node)
         assert key not in self.used, f"drawn twice from {key}"
         self.used.add(key)
 
@@ -91,6 +91,8 @@ class Play:
     mode: Mode = Mode.REJECTION
     speculation: Speculation = Speculation(1, 1, 1)
     length: int = 3
+    tree: tuple[int, ...] = ()
+    """Parents of the trees that are proposed, no deeper than gamma; empty: runs are."""
     drafts_to_the_end: bool = True
     """Whether the drafter knows the final length and passes there, instead of drafting past it."""
     chain: type[Chain] = Chain
@@ -262,7 +264,7 @@ class _Performance:
                     self.timer = command
                 case verify.Count():
                     self.play.witnesses.add(command.name)
-                case verify.Rewind():
+                case verify.Rewind() | verify.Keep():
                     pass
 
     def _judged(self, test: verify.Test) -> verify.Judged:
@@ -273,8 +275,18 @@ class _Performance:
         rows = [self.play.tables.target(context + test.token_ids[:index]) for index in range(len(test.token_ids) + 1)]
         if test.draw is not None:
             return verify.Judged(0, 0, self.rule.draw(rows[0], self.source, test.base_len))
+        if test.tree is not None:
+            self.play.witnesses.add("tree" if test.feed_parents else "path")
+            found = judge_tree(
+                test.tree, self.rule, lambda node: self._row(context, test, node), test.base_len, self.source
+            )
+            return verify.Judged(len(found.path), found.num_tested, found.drawn, found.path)
         judgement = self.rule.judge(_stacked(rows), test.token_ids, test.rows, test.base_len, self.source)
         return verify.Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
+
+    def _row(self, context: tuple[int, ...], test: verify.Test, node: int) -> Tensor:
+        assert test.tree is not None
+        return self.play.tables.target(context + test.tree.tokens(test.tree.path_to(node)))
 
     def _report(self, report: verify.Report) -> None:
         self.play.witnesses.update([report.cause, *(kind.name.lower() for kind in report.kinds)])
@@ -292,8 +304,7 @@ class _Performance:
         for command in self.window.step(event):
             match command:
                 case draft.Begin():
-                    planned = command.count if count is None else count
-                    self.tell_window(draft.Planned(command.ticket, planned, command.base_len + 1))
+                    self.tell_window(self._planned(command, count))
                 case draft.Draw():
                     self._draw(command)
                 case draft.Send():
@@ -303,8 +314,35 @@ class _Performance:
                 case _:
                     pass
 
+    def _planned(self, begin: draft.Begin, count: int | None) -> draft.Planned:
+        planned, parents = begin.count if count is None else count, self.play.tree
+        if planned and parents:
+            cut = Tree(parents, parents).down_to(planned)
+            return draft.Planned(begin.ticket, len(cut), parents=cut.parents)
+        return draft.Planned(begin.ticket, planned, begin.base_len + 1)
+
+    def _draw_tree(self, command: draft.Draw) -> None:
+        """Draw siblings without replacement, level by level; every node has a word of its own."""
+        assert self.window is not None
+        ids, rows, tokens = tuple(self.window.ids), list[SparseRow](), list[int]()
+        shape = Tree(command.parents, command.parents)
+        for parent, children in shape.families.items():
+            path = Tree(tuple(tokens), command.parents[: len(tokens)]).tokens(shape.path_to(parent))
+            rows.append(self.play.tables.draft(ids + path))
+            before: list[int] = []
+            for node in children:
+                self.source.use(Purpose.DRAFT, len(ids) + len(path), self.window.epoch, node)
+                token = self.source.inner.draw_sibling(rows[-1], before)
+                named = next(own for own in range(self.play.tables.vocab_len) if own not in before)
+                before.append(named if token is None else token)
+            tokens += before
+        self.tell_window(draft.Drawn(command.ticket, tuple(tokens), tuple(rows)))
+
     def _draw(self, command: draft.Draw) -> None:
         assert self.window is not None
+        if command.parents:
+            self._draw_tree(command)
+            return
         ids, rows = tuple(self.window.ids), list[SparseRow]()
         for position in range(len(ids), len(ids) + command.count):
             rows.append(self.play.tables.draft(ids))

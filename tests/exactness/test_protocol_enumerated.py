@@ -7,6 +7,7 @@ each path every use of a keyed draw is recorded, and none may repeat (`protocol_
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,50 @@ def test_the_law_is_the_targets(name: str, mode: Mode) -> None:
 def test_the_law_is_the_targets_when_tokens_are_guessed_and_not_drawn(name: str, mode: Mode) -> None:
     schedule, speculation, _ = SCHEDULES[name]
     assert distance(Play(GUESSED, schedule, mode, speculation, length=4)) < EXACT
+
+
+TREES = {
+    "one after the other": ("|dppvc", SEQUENTIAL, {"bonus", "recovered", "accepted", "tree"}),
+    "patience before anything arrives": ("dvtv|ppcdppvc", SEQUENTIAL, {"patience", "stale", "tree"}),
+    "drafter swapped in mid-flight": ("dppvs|vccdppvc", SEQUENTIAL, {"attached", "tree"}),
+    "verifier lost in mid-pass": ("dppvcdppw|dppvc", SEQUENTIAL, {"verifier lost", "tree"}),
+    "hints in sequential rounds": ("|dppvhdppvhccv", SEQUENTIAL, {"taken_hint", "odd_hint", "tree"}),
+}
+"""Schedules for trees."""
+BUSH = (-1, -1, 0)
+
+
+@cache
+def short_row(prefix: tuple[int, ...]) -> SparseRow:
+    """Two of the three tokens: what is enumerated grows with all orders in which siblings can be drawn."""
+    kept = draft_row(prefix).token_ids[:2] if sum(prefix) % 2 else draft_row(prefix).token_ids[1:]
+    return SparseRow(kept, (40_000, 25_536))
+
+
+SHORT = Tables(target_row, short_row)
+
+
+@pytest.mark.parametrize("tables", [SHORT, GUESSED], ids=["drawn", "named"])
+@pytest.mark.parametrize("name", TREES)
+def test_the_law_of_trees_is_the_targets(name: str, tables: Tables) -> None:
+    schedule, speculation, witnesses = TREES[name]
+    # Two tokens leave room for one level only; what they are for does not depend on more.
+    length = 2 if name == "verifier lost in mid-pass" else 3
+    play = Play(tables, schedule, Mode.REJECTION, speculation, length, tree=BUSH)
+    assert distance(play) < EXACT
+    assert witnesses <= play.witnesses or tables is GUESSED
+
+
+def test_a_target_that_runs_no_trees_has_its_own_law() -> None:
+    class Straight(Chain):
+        """Runs chains alone."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, trees=False)
+
+    play = Play(SHORT, "|dppvc", Mode.REJECTION, SEQUENTIAL, tree=BUSH, chain=Straight)
+    assert distance(play) < EXACT
+    assert "path" in play.witnesses
 
 
 @BOTH

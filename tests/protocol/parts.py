@@ -33,6 +33,7 @@ from outrider.messages import (
     TokenLogprobs,
     Verdict,
 )
+from outrider.verification import Tree
 from verify_service import events as verify
 from verify_service.chain import Chain
 from verify_service.conduct import Conduct
@@ -155,8 +156,9 @@ class VerifierPart:
 
     def _arrived(self, message: ProposeMessage) -> None:
         if isinstance(message, Proposal):
-            places = enumerate(message.token_ids, message.base_len)
-            self.offered |= {(message.epoch, position, token) for position, token in places}
+            depths = Tree(message.token_ids, message.parents).depths or range(1, len(message.token_ids) + 1)
+            places = zip(message.token_ids, depths, strict=True)
+            self.offered |= {(message.epoch, message.base_len + depth - 1, token) for token, depth in places}
         if self.bonus is not None and isinstance(message, Proposal | ProposalHeader):
             late = message.epoch == self.bonus[0] and message.base_len >= self.bonus[1]
             check(not late, f"a bonus was drawn at {self.bonus[1]} while {message} was coming")
@@ -168,6 +170,8 @@ class VerifierPart:
                     self._carry_out(self.chain.step(self._judged(command)), out)
                 case verify.Rewind():
                     self.kv_len = command.length
+                case verify.Keep():
+                    self.kv_len += len(command.path)
                 case verify.Report():
                     out.append(self._verdict(command))
                     hint = hint_of(self.chain, command)
@@ -176,8 +180,10 @@ class VerifierPart:
                     pass
 
     def _judged(self, test: verify.Test) -> verify.Judged:
-        self.kv_len += len(test.feed)
+        self.kv_len += 0 if test.feed_parents else len(test.feed)
         context = list(self.chain.tokens)
+        if test.tree is not None:
+            return self._judged_tree(test, test.tree, context)
         for index, token in enumerate(test.token_ids):
             proposed = (test.epoch, test.base_len + index, token) in self.offered
             check(proposed, f"token {token} at {test.base_len + index} was never proposed in epoch {test.epoch}")
@@ -188,9 +194,25 @@ class VerifierPart:
         drawn = target_token(context) if test.draw is not None else None
         return verify.Judged(len(test.token_ids), len(test.token_ids), drawn)
 
+    def _judged_tree(self, test: verify.Test, tree: Tree, context: list[int]) -> verify.Judged:
+        for token, depth in zip(tree.token_ids, tree.depths, strict=True):
+            place = test.base_len + depth - 1
+            check((test.epoch, place, token) in self.offered, f"token {token} at {place} was never proposed")
+        path: list[int] = []
+        while True:
+            own, node = target_token(context), path[-1] if path else -1
+            children = tree.families.get(node, ())
+            won = next((child for child in children if tree.token_ids[child] == own), None)
+            if won is None:
+                return verify.Judged(len(path), len(path) + bool(children), own, tuple(path))
+            path.append(won)
+            context.append(own)
+
     def _verdict(self, report: verify.Report) -> Verdict:
-        if TokenKind.BONUS in report.kinds:
-            self.bonus = (report.epoch, report.start + len(report.kinds) - 1)
+        place = (report.epoch, report.start + len(report.kinds) - 1)
+        # A tree that is there, and is cut by the commit limit, is not one that is coming.
+        if TokenKind.BONUS in report.kinds and place not in {entry[:2] for entry in self.offered}:
+            self.bonus = place
         return Verdict(
             SESSION, report.epoch, report.start, report.token_ids, report.kinds, report.num_accepted,
             report.num_tested, report.next_epoch, report.cause,
@@ -207,9 +229,9 @@ class VerifierPart:
 def _size(message: ProposeMessage) -> int:
     match message:
         case Proposal():
-            return len(message.token_ids)
+            return Tree(message.token_ids, message.parents).depth or len(message.token_ids)
         case ProposalHeader():
-            return message.count
+            return message.depth or message.count
         case _:
             return 0
 
@@ -226,9 +248,18 @@ class BeginDraft:
 
 @dataclass(frozen=True, slots=True)
 class DrawTokens:
-    """The drafter draws the whole proposal; its token `wrong_at` is not the target's."""
+    """The drafter draws the whole proposal; its token `wrong_at` is not the target's.
+
+    Of a tree: the path of this number in `PATHS` is right.
+    """
 
     wrong_at: int
+
+
+TREES = {1: (-1, -1), 2: (-1, -1, 0)}
+"""Shapes of trees by their depth."""
+PATHS = {1: ((), (0,), (1,)), 2: ((), (0,), (1,), (0, 2))}
+"""What may be right of them."""
 
 
 @dataclass(slots=True)
@@ -237,17 +268,21 @@ class DrafterPart:
 
     window: Window
     worker_id: WorkerId
+    trees: bool = False
+    """Whether it guesses trees, at most two deep."""
 
     @classmethod
-    def opened(cls, command: OpenDrafter, mode: Mode, max_len: int, machine: type[Window] = Window) -> "DrafterPart":
+    def opened(
+        cls, command: OpenDrafter, mode: Mode, max_len: int, machine: type[Window] = Window, *, trees: bool = False
+    ) -> "DrafterPart":
         request = DraftOpen(
             SESSION, command.epoch, command.token_ids, mode, SamplingParams(), b"", command.speculation,
             WorkerId("v"), "", max_len=max_len,
         )  # fmt: skip
-        return cls(machine(request), command.worker_id)
+        return cls(machine(request), command.worker_id, trees)
 
     def key(self) -> Hashable:
-        return frozen(self.window), self.worker_id
+        return frozen(self.window), self.worker_id, self.trees
 
     def copy(self) -> "DrafterPart":
         return replace(self, window=copied(self.window))
@@ -258,6 +293,8 @@ class DrafterPart:
         drawing = self.window._draft
         if drawing is None:
             return 0
+        if drawing.parents:
+            return len(PATHS[Tree(drawing.parents, drawing.parents).depth])
         return drawing.count + 1 if tuple(self.window.ids) == twin_text(len(self.window.ids)) else 1
 
     def step(self, event: DraftCommit | RollbackHint | BeginDraft | DrawTokens) -> list[ProposeMessage | draft.AskFrom]:
@@ -278,19 +315,40 @@ class DrafterPart:
         for command in commands:
             match command:
                 case draft.Begin():
-                    planned = draft.Planned(command.ticket, 0 if passes else command.count)
-                    self._carry_out(self.window.step(planned), False, out)
+                    self._carry_out(self.window.step(self._planned(command, passes)), False, out)
                 case draft.Send():
                     out.append(command.message)
                 case draft.AskFrom():
                     out.append(command)
-                case draft.Draw() | draft.Rewind() | draft.Count():
+                case draft.Draw() | draft.Rewind() | draft.Count() | draft.Followed():
                     pass
+
+    def _planned(self, begin: draft.Begin, passes: bool) -> draft.Planned:
+        if passes or not self.trees:
+            return draft.Planned(begin.ticket, 0 if passes else begin.count)
+        parents = TREES[min(2, begin.count)]
+        return draft.Planned(begin.ticket, len(parents), parents=parents)
+
+    def _drawn_tree(self, drawing: Any, path: tuple[int, ...]) -> draft.Drawn:
+        """Draw a tree of which one path is right, as far as the text is."""
+        tokens: list[int] = []
+        for node in range(len(drawing.parents)):
+            tree = Tree(tuple(tokens), drawing.parents[:node])
+            parent = drawing.parents[node]
+            own = target_token([*self.window.ids, *tree.tokens(tree.path_to(parent))])
+            tokens.append(own if node in path else (own + 1 + node) % VOCAB)
+        tree = Tree(tuple(tokens), drawing.parents)
+        firsts = [tokens[children[0]] for children in tree.families.values()]
+        rows = tuple(SparseRow((token,), (COUNT_TOTAL,)) for token in firsts) if self.window._needs_rows else ()
+        return draft.Drawn(drawing.ticket, tree.token_ids, rows)
 
     def _drawn(self, wrong_at: int) -> draft.Drawn:
         window = self.window
         drawing = window._draft
         assert drawing is not None
+        if drawing.parents:
+            depth = Tree(drawing.parents, drawing.parents).depth
+            return self._drawn_tree(drawing, PATHS[depth][wrong_at])
         context = list(window.ids)
         for index in range(drawing.count):
             context.append((target_token(context) + (index == wrong_at)) % VOCAB)

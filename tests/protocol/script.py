@@ -118,6 +118,10 @@ def _plain_command(command: object) -> str:
             return f"count {command.name}"
         case orch.CloseVerifier():
             return "close the verifier"
+        case verify.Keep():
+            return f"keep the path {_ids(command.path)}"
+        case draft.Followed():
+            return f"followed {command.families}"
         case _:
             raise TypeError(f"no line for {command}")
 

@@ -55,6 +55,8 @@ class Setting:
     """Drafter's context; 0: no limit."""
     passes: bool = False
     """Whether the drafter may pass."""
+    trees: bool = False
+    """Whether the drafter guesses trees."""
     hints: bool = False
     """Whether the verifier tells the drafter of an epoch's end: a stream of its own, which may lose anything."""
     slow_log: bool = False
@@ -266,7 +268,8 @@ class World:
                 return self.tell_chain(self._seen(state, value), value)
 
     def _open_drafter(self, state: State, command: orch.OpenDrafter) -> State:
-        part = DrafterPart.opened(command, self.setting.mode, self.setting.max_len, self.setting.window)
+        setting = self.setting
+        part = DrafterPart.opened(command, setting.mode, setting.max_len, setting.window, trees=setting.trees)
         before = () if state.unheard else (*state.proposed_before, *state.proposed)
         return state._replace(
             window=self.memory.keep(part), proposed=(), proposed_before=before, severed=False, unheard=False, hung=False
