@@ -47,7 +47,8 @@ class Models:
     target: str = DEFAULT_MODEL
     """Target: the packaged model's name, a folder, a .gguf file, or a hub id."""
     draft: str = PROMPT_LOOKUP
-    """prompt-lookup, off, layers:0,1,29 (of the target), feature, feature:DIR, medusa:DIR (trained for it), a model."""
+    """prompt-lookup, off, layers:0,1,29 (of the target), feature, feature:DIR, medusa:DIR (trained for it), a model, or
+    one of those behind prompt-lookup+ where lookup has nothing; auto: the best that ships for the target."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     """Type of weights and KV."""
     threads: int = 0

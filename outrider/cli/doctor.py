@@ -94,7 +94,7 @@ def _rows(model: OpenedModel | None) -> Finding:
 
 def _pairing(target_model: OpenedModel, settings: LocalSettings) -> Finding:
     """Load the draft as a worker would and compare vocabularies."""
-    target, draft = settings.target, settings.draft
+    target, draft = settings.target, settings.model_draft
     if draft in (PROMPT_LOOKUP, "off"):
         return Finding("pairing", True, f"{draft} needs no model")
     if settings.trained is not None:

@@ -16,6 +16,10 @@ from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
 """The drafter that needs no model."""
+AFTER_LOOKUP = f"{PROMPT_LOOKUP}+"
+"""Begins a draft that is asked where prompt lookup has no offer, as in "prompt-lookup+feature"."""
+AUTO = "auto"
+"""The best there is without another model: lookup, and behind it the trained draft that ships for the target."""
 TRAINED = ("feature", "medusa")
 """Kinds of drafts that were trained on the target's hidden states: "feature", the one that ships, or "feature:DIR"."""
 TOY = "toy"
@@ -29,7 +33,7 @@ class LocalSettings:
     target: str
     draft: str
     """"prompt-lookup", "off", "layers:0,1,28,29" of the target, "feature" or "medusa" trained for it (":DIR": by
-    oneself), or a model of its own."""
+    oneself), a model of its own, one of those behind "prompt-lookup+", or "auto"."""
     dtype: str = "bfloat16"
     threads: int = 0
     """Threads of each model; 0 divides the cores between verifier and draft worker."""
@@ -45,16 +49,28 @@ class LocalSettings:
         return self.threads or max(1, (os.cpu_count() or 1) // 2)
 
     @property
+    def chosen(self) -> str:
+        """The draft, "auto" resolved."""
+        if self.draft != AUTO:
+            return self.draft
+        return f"{AFTER_LOOKUP}{TRAINED[0]}" if shipped(f"{self.target}-{TRAINED[0]}") else PROMPT_LOOKUP
+
+    @property
+    def model_draft(self) -> str:
+        """The draft without the lookup in front of it."""
+        return self.chosen.removeprefix(AFTER_LOOKUP)
+
+    @property
     def kept_layers(self) -> tuple[int, ...] | None:
         """Layers of the target that draft; None if something else does.
 
         Raises:
             InvalidRequest: they are not rising numbers.
         """
-        if not self.draft.startswith("layers:"):
+        if not self.model_draft.startswith("layers:"):
             return None
         try:
-            kept = tuple(map(int, self.draft.removeprefix("layers:").split(",")))
+            kept = tuple(map(int, self.model_draft.removeprefix("layers:").split(",")))
         except ValueError:
             kept = ()
         if not kept or kept[0] < 0 or list(kept) != sorted(set(kept)):
@@ -70,7 +86,7 @@ class LocalSettings:
         Raises:
             InvalidRequest: no folder is named, and no such draft ships for the target.
         """
-        kind, _, folder = self.draft.partition(":")
+        kind, _, folder = self.model_draft.partition(":")
         if kind not in TRAINED:
             return None
         own = Path(folder).expanduser().absolute() if folder else shipped(f"{self.target}-{kind}")
@@ -96,19 +112,30 @@ class LocalSettings:
         if self.listen:
             orchestrate["OUTRIDER_ORCHESTRATOR_LISTEN"] = self.listen
         specs = [ServiceSpec("verify-1", "verify", verify), ServiceSpec("orchestrator-1", "orchestrate", orchestrate)]
-        if self.draft != "off":
+        if self.chosen != "off":
             specs.append(ServiceSpec("draft-1", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))
         return specs
 
     def _draft(self) -> dict[str, str]:
+        """Return the draft worker's own variables."""
+        if self.chosen.startswith(AFTER_LOOKUP) and self.model_draft in ("", "off", PROMPT_LOOKUP, AUTO):
+            raise InvalidRequest("draft", self.draft, f"{AFTER_LOOKUP} and a draft with a model of its own")
+        variables = self._model_draft()
+        if self.chosen.startswith(AFTER_LOOKUP):
+            variables["OUTRIDER_DRAFT_DRAFTER"] = (
+                f"prompt_lookup,{variables.get('OUTRIDER_DRAFT_DRAFTER', 'causal_lm')}"
+            )
+        return variables
+
+    def _model_draft(self) -> dict[str, str]:
         # Nobody reads the health of a worker here: one that cannot load its model may end, and say why, at once.
         common = {"OUTRIDER_DRAFT_DTYPE": self.dtype, "OUTRIDER_DRAFT_LOAD_FAILURE_LINGER_S": "0"}
-        if self.draft == PROMPT_LOOKUP:
+        if self.chosen == PROMPT_LOOKUP:
             return {"OUTRIDER_DRAFT_DRAFTER": "prompt_lookup", "OUTRIDER_DRAFT_MODEL": self.target, **common}
-        if self.target == TOY and self.draft.partition(":")[0] == TOY:
+        if self.target == TOY and self.model_draft.partition(":")[0] == TOY:
             return {
                 "OUTRIDER_DRAFT_DRAFTER": TOY,
-                "OUTRIDER_DRAFT_TOY_AGREEMENT": _agreement(self.draft),
+                "OUTRIDER_DRAFT_TOY_AGREEMENT": _agreement(self.model_draft),
                 **common,
             }
         if self.trained is not None:
@@ -122,7 +149,7 @@ class LocalSettings:
         if self.kept_layers is not None:
             kept = ",".join(map(str, self.kept_layers))
             return {"OUTRIDER_DRAFT_MODEL": self.target, "OUTRIDER_DRAFT_LAYERS": kept, **common}
-        return {"OUTRIDER_DRAFT_MODEL": self.draft, **common}
+        return {"OUTRIDER_DRAFT_MODEL": self.model_draft, **common}
 
 
 def _agreement(draft: str) -> str:

@@ -1,0 +1,62 @@
+"""What `--draft` makes of a local cluster's draft worker."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.cli.local import LocalSettings
+from outrider.drafting.shipped import FEATURE, FOLDER
+from outrider.errors import InvalidRequest
+from outrider.model.names import DEFAULT_MODEL
+
+SHIPPED = str(FOLDER / FEATURE)
+
+
+def variables(draft: str, target: str = DEFAULT_MODEL) -> dict[str, str]:
+    """Return the draft worker's own variables, by name without their prefix."""
+    [worker] = [spec for spec in LocalSettings(target, draft).specs() if spec.name == "draft-1"]
+    own = {name.removeprefix("OUTRIDER_DRAFT_"): value for name, value in worker.settings.items()}
+    return {name: own[name] for name in ("DRAFTER", "MODEL", "CHECKPOINT", "LAYERS") if name in own}
+
+
+@pytest.mark.parametrize(
+    ("draft", "expected"),
+    [
+        ("prompt-lookup", {"DRAFTER": "prompt_lookup", "MODEL": DEFAULT_MODEL}),
+        ("feature", {"DRAFTER": "feature", "MODEL": DEFAULT_MODEL, "CHECKPOINT": SHIPPED}),
+        ("feature:/d", {"DRAFTER": "feature", "MODEL": DEFAULT_MODEL, "CHECKPOINT": "/d"}),
+        ("medusa:/d", {"DRAFTER": "medusa", "MODEL": DEFAULT_MODEL, "CHECKPOINT": "/d"}),
+        ("layers:0,29", {"MODEL": DEFAULT_MODEL, "LAYERS": "0,29"}),
+        ("other", {"MODEL": "other"}),
+        ("prompt-lookup+other", {"DRAFTER": "prompt_lookup,causal_lm", "MODEL": "other"}),
+        ("prompt-lookup+layers:0,29", {"DRAFTER": "prompt_lookup,causal_lm", "MODEL": DEFAULT_MODEL, "LAYERS": "0,29"}),
+        ("prompt-lookup+feature", {"DRAFTER": "prompt_lookup,feature", "MODEL": DEFAULT_MODEL, "CHECKPOINT": SHIPPED}),
+        ("auto", {"DRAFTER": "prompt_lookup,feature", "MODEL": DEFAULT_MODEL, "CHECKPOINT": SHIPPED}),
+    ],
+)
+def test_a_draft_becomes_the_workers_variables(draft: str, expected: dict[str, str]) -> None:
+    assert variables(draft) == expected
+
+
+def test_what_is_best_for_a_target_that_no_draft_ships_for_is_lookup() -> None:
+    assert variables("auto", "other") == {"DRAFTER": "prompt_lookup", "MODEL": "other"}
+
+
+def test_a_folder_is_found_from_wherever_the_worker_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert variables("feature:mine")["CHECKPOINT"] == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("draft", "target", "why"),
+    [
+        ("feature", "other", "none ships for other"),
+        ("medusa", DEFAULT_MODEL, "none ships for"),
+        ("prompt-lookup+", DEFAULT_MODEL, "a draft with a model"),
+        ("prompt-lookup+off", DEFAULT_MODEL, "a draft with a model"),
+        ("layers:3,1", DEFAULT_MODEL, "rising"),
+    ],
+)
+def test_a_draft_that_cannot_be_is_refused_before_anything_starts(draft: str, target: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        variables(draft, target)
