@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.features import Features
 from draft_service.drafters.prompt_lookup import PromptLookup
-from draft_service.drafters.protocol import DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
+from draft_service.drafters.protocol import Drafter, DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
 from draft_service.drafters.toy import noisy
 from draft_service.replay import replay
 from draft_service.shadow import Limits, shadowed
@@ -24,10 +24,13 @@ from outrider.errors import InvalidRequest
 from outrider.gamma import Costs
 from outrider.ids import Mode, SessionId
 from outrider.messages import SamplingParams, TargetFeatures
+from outrider.model.tiny import random_model
 from outrider.model.toy import ToyLanguage, ToyRunner
+from outrider.model.transformers_runner import TransformersRunner
 from outrider.noise import Purpose, derive_key, seed_key
 from outrider.sampling import coupled_token
 from outrider.shadowing import Logged, Passes, Shadowed, from_line, read_sessions, to_line, total
+from tests.unit.feature_bench import HIDDEN, feature_drafter, features_of, medusa
 
 VOCAB = 24
 TARGET = ToyLanguage(VOCAB, seed=5, order=2)
@@ -148,6 +151,20 @@ def test_a_drafter_gets_the_features_that_a_verifier_would_have_sent_by_then() -
         assert end == length - 1
         assert values == [float(at + 1) for at in range(end)]
     assert [length for length, _, _ in listener.seen][:3] == [4, 7, 10]
+
+
+@pytest.mark.parametrize("make", [feature_drafter, medusa], ids=["feature", "medusa"])
+def test_trained_drafts_are_shadowed_with_the_hidden_states_of_the_target(make: Callable[[], Drafter]) -> None:
+    model = random_model(3, vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48)
+    teacher = Teacher(TransformersRunner(model, name="tiny", num_blocks=16))
+    ids = text(96)
+    states = teacher.features(ids)
+    assert states.dtype == torch.float32
+    torch.testing.assert_close(states, features_of(ids), rtol=1e-4, atol=1e-4)
+    result = shadowed(make(), teacher, replace(logged(), token_ids=ids), Limits(3, 96))
+    assert result.num_tokens == 96
+    assert result.tested[0] + result.num_undrafted == result.num_rounds
+    assert result.num_drafted > 0
 
 
 def test_passes_of_the_target_are_timed_by_rows() -> None:

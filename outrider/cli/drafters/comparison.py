@@ -58,7 +58,7 @@ def facts(setting: Setting) -> dict[str, str]:
     warmth = f"temperature {asking.temperature:g}" + (f", seeds from {asking.seed}" if asking.temperature else "")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "target": f"{setting.target}, {setting.dtype}, {setting.threads} threads for each model",
+        "target": f"{setting.target}, {setting.dtype}, threads of each model: {setting.threads}",
         "prompts": f"{setting.num_prompts} of {setting.prompts}",
         "answers": f"at most {asking.tokens} tokens, {warmth}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
