@@ -35,7 +35,7 @@ class DraftSettings(ModelSettings):
     min_ngram: int = Field(default=2, ge=1)
     """Prompt lookup: tokens that must agree at least."""
     tree_nodes: int = Field(default=0, ge=0, le=63)
-    """`causal_lm`, `toy`: most tokens of a tree of guesses, which is verified in one pass; 0: guesses are a chain."""
+    """`causal_lm`, `medusa`, `toy`: most tokens of a tree of guesses, verified in one pass; 0: guesses are a chain."""
     toy_agreement: float = Field(default=0.8, ge=0, le=1)
     """Toy: fraction of places where the draft's law is the target's."""
     tls_verifier_name: str = ""

@@ -67,7 +67,7 @@ def make_drafter(settings: DraftSettings, checkpoint: Checkpoint, target: Target
     )  # fmt: skip
     draft = checkpoint.draft
     if not isinstance(draft, FeatureDraft):
-        return Medusa(MedusaNet(draft, target.embedding, dtype), ranked, info)
+        return Medusa(MedusaNet(draft, target.embedding, dtype), ranked, info, tree_nodes=settings.tree_nodes)
     net = FeatureNet(draft, target.embedding, dtype=dtype, num_blocks=settings.pool, context_len=context_len)
     return FeatureDrafter(net, ranked, info, prefix_reuse=settings.prefix_reuse)
 

@@ -13,9 +13,7 @@ matter here: a guess may be a different one, and is a guess all the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from draft_service.drafters.growing import Growth, Shapes
+from draft_service.drafters.growing import Growth, Shapes, grow
 from draft_service.drafters.protocol import (
     DrafterInfo,
     DraftSession,
@@ -25,13 +23,12 @@ from draft_service.drafters.protocol import (
     Plan,
     Work,
 )
-from draft_service.drafters.sampling import Family, Penalised, guess, guess_family
+from draft_service.drafters.sampling import Penalised, guess
 from draft_service.window import FOREVER
 from outrider.errors import FailedPrecondition
 from outrider.ids import Mode, SessionId, TokenClass
 from outrider.model.kv import num_blocks_for
 from outrider.model.runner import Feed, KvSlot, ModelRunner, Rows, prefill_plan
-from outrider.sampling import History
 
 MAX_DECODE_LAG = 8
 """Tokens fed at once in a decode pass; measured there, nine rows cost what one costs. More lag is prompt work."""
@@ -215,7 +212,7 @@ class CausalLm:
             history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
             logits = rows.logits[:, : self.info.vocab_len]
             if work.parents:
-                return _grow(state.session, state.grown(work), logits, history)
+                return grow(state.session, state.grown(work), logits, history)
             return guess(logits, state.session, len(work.ids), work.epoch, history)
         except Exception as error:  # one session's row or parameters must not take the others along
             return Failed(error)
@@ -235,26 +232,6 @@ class CausalLm:
     def _commit(self, state: _State) -> None:
         if self._prefix_reuse:
             state.slot.commit(state.committed_len)
-
-
-def _grow(session: DraftSession, growth: Growth, logits: Tensor, history: History | None) -> Guessed:
-    """Choose the children of the nodes drawn last; give the tree out when it is whole.
-
-    Args:
-        session: its mode, parameters and key.
-        growth: the tree so far.
-        logits: [nodes drawn last, vocab_len].
-        history: of the text before the tree.
-    """
-    for index, node in enumerate(growth.level):
-        nodes = growth.children(node)
-        if nodes:
-            family = Family(nodes, growth.path(node))
-            chosen = guess_family(logits[index : index + 1], session, growth.base_len, growth.epoch, family, history)
-            growth.add(*chosen)
-    if not growth.is_whole:
-        return Guessed()
-    return Guessed(tuple(growth.token_ids), tuple(growth.rows))
 
 
 def _shorten(slot: KvSlot, length: int) -> None:

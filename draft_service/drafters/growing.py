@@ -8,8 +8,13 @@ drawn, and no token that has not been judged has a say in it.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from draft_service.drafters.protocol import DraftSession, Guessed
+from draft_service.drafters.sampling import Family, guess_family
 from outrider.ids import Epoch
 from outrider.messages import SparseRow
+from outrider.sampling import History
 from outrider.shape import Shape, best_tree, chain
 from outrider.verification.tree import ROOT, Tree
 
@@ -120,3 +125,23 @@ class Growth:
         """Add the next family."""
         self.token_ids.extend(token_ids)
         self.rows.extend([] if row is None else [row])
+
+
+def grow(session: DraftSession, growth: Growth, logits: Tensor, history: History | None) -> Guessed:
+    """Choose the children of the nodes drawn last; give the tree out when it is whole.
+
+    Args:
+        session: its mode, parameters and key.
+        growth: the tree so far.
+        logits: [nodes drawn last, vocab_len].
+        history: of the text before the tree.
+    """
+    for index, node in enumerate(growth.level):
+        nodes = growth.children(node)
+        if nodes:
+            family = Family(nodes, growth.path(node))
+            chosen = guess_family(logits[index : index + 1], session, growth.base_len, growth.epoch, family, history)
+            growth.add(*chosen)
+    if not growth.is_whole:
+        return Guessed()
+    return Guessed(tuple(growth.token_ids), tuple(growth.rows))

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from draft_service.drafters.features import Features
+from draft_service.drafters.growing import Growth, Shapes, grow
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Failed, Guessed, Outcome, Plan, Work
 from draft_service.drafters.sampling import Penalised, Ranked, guess_ranked
 from draft_service.window import FOREVER
 from outrider.drafting.medusa import MedusaHeads
-from outrider.ids import SessionId
+from outrider.ids import Mode, SessionId
 from outrider.messages import SparseRow, TargetFeatures
 from outrider.model.packed import packed
+from outrider.verification import Tree
 
 _MIN_ROWS = 2
 """Rows of a product at least: one alone may come out with other bits than one among others."""
@@ -88,15 +90,17 @@ class MedusaNet:
 class Medusa:
     """The drafter; see the module's head."""
 
-    def __init__(self, net: MedusaNet, ranked: Ranked, info: DrafterInfo) -> None:
+    def __init__(self, net: MedusaNet, ranked: Ranked, info: DrafterInfo, *, tree_nodes: int = 0) -> None:
         """Take over the heads.
 
         Args:
             net: the heads.
             ranked: the ids that they know.
             info: describes the drafter; asks for the last layer.
+            tree_nodes: most tokens of a tree; 0 guesses runs.
         """
         self.info = info
+        self._shapes = Shapes(tree_nodes) if tree_nodes else None
         self._net, self._ranked = net, ranked
         self._states: dict[SessionId, _State] = {}
 
@@ -117,7 +121,16 @@ class Medusa:
         if source is None:
             return Plan(0, len(ids) + 1, "no_feature")
         state.source = source
-        return Plan(min(count, room, source + 2 + self._net.num_heads - len(ids)))
+        depth = min(count, room, source + 2 + self._net.num_heads - len(ids))
+        if self._shapes is None or state.session.mode is Mode.BLOCK:
+            return Plan(depth)
+        parents = self._shapes.shape(depth).parents
+        return Plan(len(parents), parents=parents)
+
+    def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
+        """Let the shapes of later trees know; see `GrowsTrees`."""
+        if self._shapes is not None:
+            self._shapes.learn(families)
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Draw whole proposals at once."""
@@ -160,6 +173,8 @@ class Medusa:
 
     def _draw(self, state: _State, work: Work, feature: Tensor) -> Guessed:
         start, first = len(work.ids), len(work.ids) - state.source - 2
+        if work.parents:
+            return self._grow(state, work, feature, first)
         logits = self._net.logits(work.ids[state.source + 1], feature, first, work.count)
         tokens: list[int] = []
         rows: list[SparseRow] = []
@@ -172,6 +187,17 @@ class Medusa:
             tokens += guessed.token_ids
             rows += guessed.rows
         return Guessed(tuple(tokens), tuple(rows))
+
+    def _grow(self, state: _State, work: Work, feature: Tensor, first: int) -> Guessed:
+        """Draw a whole tree: all nodes of one depth have the law of one head."""
+        growth, guessed = Growth(work.epoch, len(work.ids), work.parents), Guessed()
+        depth = Tree(work.parents, work.parents).depth
+        logits = self._net.logits(work.ids[state.source + 1], feature, first, depth)
+        history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
+        for law in torch.split(logits, 1):
+            wide = self._ranked.widened(law).expand(len(growth.level), -1)
+            guessed = grow(state.session, growth, wide, history)
+        return guessed
 
 
 def _product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
