@@ -135,7 +135,8 @@ class Scheduler:
         slot = _slot_of(session)
         hidden = self._driver.workers.wants_features(session.chain.worker_id)
         self._driver.touched[session.ticket] = session
-        feed = Feed(slot, test.feed, TokenClass.DECODE, len(test.feed), hidden, session.best_below, test.feed_parents)
+        num, best = len(test.feed), session.best_below
+        feed = Feed(slot, test.feed, TokenClass.DECODE, num, hidden, best, parents=test.feed_parents)
         return Work(session, feed, test, slot.length)
 
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:

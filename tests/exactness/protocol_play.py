@@ -13,9 +13,10 @@ is drawn, so that it is a fair test of the law. A move that is not possible does
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,11 +51,17 @@ MAX_MOVES = 400
 Use = tuple[Purpose, int, Epoch, int]
 
 
+class TreeSource(Source, Protocol):
+    """Draws that serve a drafter of trees, too."""
+
+    def draw_sibling(self, row: SparseRow, before: Sequence[int]) -> int | None: ...
+
+
 @dataclass
 class CountedSource:
     """Passes draws on, and refuses to serve the same (purpose, position, epoch) twice: keys would repeat there."""
 
-    inner: Source
+    inner: TreeSource
     epoch: Epoch = Epoch()
     used: set[Use] = field(default_factory=set)
 
@@ -106,7 +113,7 @@ class Play:
     reads_chain: bool = False
     """Return what the verifier holds to be the text, for mistakes that the orchestrator would not pass on."""
 
-    def __call__(self, source: Source) -> tuple[int, ...]:
+    def __call__(self, source: TreeSource) -> tuple[int, ...]:
         return _Performance(self, CountedSource(source)).run()
 
 

@@ -21,7 +21,7 @@ from tests.unit.chain_steps import (
     scheduled,
 )
 from verify_service.chain import Chain
-from verify_service.events import Judged, Keep, Report, Rewind, Scheduled, Test
+from verify_service.events import Command, Count, Judged, Keep, Report, Rewind, Scheduled, Test
 from verify_service.intake import MAX_TREE_NODES
 
 DEEP = Speculation(3, 3, 6)
@@ -33,8 +33,8 @@ def tree(base: int = 4, ids: tuple[int, ...] = TOKENS, parents: tuple[int, ...] 
     return Proposal(SESSION, epoch(), base, seen, 10, ids, (), parents)
 
 
-def follow(chain: Chain, path: tuple[int, ...], drawn: int, tested: int) -> list[object]:
-    return [*chain.step(Judged(len(path), tested, drawn, path))]
+def follow(chain: Chain, path: tuple[int, ...], drawn: int, tested: int) -> list[Command]:
+    return chain.step(Judged(len(path), tested, drawn, path))
 
 
 def test_a_tree_is_fed_whole_behind_the_last_token_and_its_path_is_kept() -> None:
@@ -60,7 +60,7 @@ def test_the_token_behind_a_leaf_is_a_bonus_and_branches_that_were_not_reached_a
     scheduled(chain)
     out = follow(chain, (1,), 3, 1)
     assert only(out, Report).kinds[-1] is TokenKind.BONUS
-    assert [command.amount for command in out if getattr(command, "name", "") == "wasted"] == [3]
+    assert Count("wasted", 3) in out
     assert only(out, Keep).path == (0, 2)
 
 

@@ -11,7 +11,16 @@ from draft_service.drafters.causal_lm import CausalLm
 from draft_service.orders import Outgoing
 from draft_service.session import SessionKey
 from outrider.ids import Epoch, Mode, SessionId, TokenKind, WorkerId
-from outrider.messages import DraftCommit, DraftOpen, Pass, Proposal, ProposalHeader, SamplingParams, Speculation
+from outrider.messages import (
+    DraftCommit,
+    DraftOpen,
+    Pass,
+    Proposal,
+    ProposalHeader,
+    SamplingParams,
+    Speculation,
+    TargetFeatures,
+)
 from outrider.model.planning import Layout, RowClasses
 from outrider.model.probe import calibrate
 from outrider.model.runner import ModelRunner
@@ -159,9 +168,8 @@ def test_features_are_those_of_the_path() -> None:
     assert table.trees
     told: dict[int, float] = {}
     for message in desk.to_worker:
-        features = getattr(message, "features", None)
-        if features is not None:
-            values = torch.frombuffer(bytearray(features.data), dtype=torch.float32)
+        if isinstance(message, TargetFeatures):
+            values = torch.frombuffer(bytearray(message.features.data), dtype=torch.float32)
             told.update({message.position + index: float(value) for index, value in enumerate(values)})
     assert all(value == position + 1 for position, value in told.items())
     assert len(told) > 40
