@@ -174,6 +174,18 @@ def test_rewound_to_any_offset_it_drafts_as_a_fresh_session(offset: int) -> None
     assert draw(drafter, "s", text, 5) == expected
 
 
+@pytest.mark.parametrize("kept", range(5))
+def test_what_was_rejected_leaves_nothing_behind_where_features_do_not_come(kept: int) -> None:
+    """Neither the rows that saw it nor what they guessed: as if the chain had ended before it."""
+    drafts = []
+    for drawn in (kept + 1, 6):
+        drafter = opened(TEXT, mode=Mode.REJECTION)
+        tokens, _ = draw(drafter, "s", TEXT, drawn)
+        drafter.rewind(S, len(TEXT) + kept)
+        drafts.append(draw(drafter, "s", [*TEXT, *tokens[:kept], 3, 1], 5))
+    assert drafts[0] == drafts[1]
+
+
 def test_a_long_pause_is_caught_up_with_in_bounded_steps() -> None:
     drafter = opened(TEXT, mode=Mode.REJECTION)
     draw(drafter, "s", TEXT, 2)
