@@ -51,7 +51,7 @@ def check_pair(verifier: WorkerDescription, drafter: WorkerDescription, differen
     reads, has = drafter.attributes.get("feature_size"), verifier.attributes.get("hidden_size")
     if reads and has and reads != has:
         raise FailedPrecondition(
-            f"draft worker {drafter.worker_id} ({drafter.drafter} for {drafter.model}) reads hidden states {reads} wide, "
+            f"draft worker {drafter.worker_id} ({drafter.drafter} for {drafter.model}) reads states {reads} wide, "
             f"those of verifier {verifier.worker_id} ({verifier.model}) are {has} wide"
         )
 

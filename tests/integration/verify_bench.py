@@ -17,6 +17,7 @@ from outrider.messages import (
     DecodeRequestMessage,
     DecodeResponseMessage,
     Draining,
+    Preparing,
     Proposal,
     ProposeHello,
     ProposeRequestMessage,
@@ -133,6 +134,7 @@ class Control:
             item = await self.stream.receive(LIMIT_S)
             if isinstance(item, Draining):
                 self.draining = True
+            if isinstance(item, Draining | Preparing):
                 continue
             assert not isinstance(item, Malformed | Ended), item
             if isinstance(item, Broken):
