@@ -42,6 +42,8 @@ class LocalSettings:
     """Address of the orchestrator; empty: a free port of the loopback interface."""
     data_dir: Path | None = None
     """Where an embedded store keeps its data; None: nowhere."""
+    follows_predictions: bool = False
+    """Whether what clients expect is drafted first."""
 
     @property
     def threads_each(self) -> int:
@@ -53,7 +55,9 @@ class LocalSettings:
         """The draft, "auto" resolved."""
         if self.draft != AUTO:
             return self.draft
-        return f"{AFTER_LOOKUP}{TRAINED[0]}" if shipped(f"{self.target}-{TRAINED[0]}") else PROMPT_LOOKUP
+        # A trained draft does not run in float16.
+        ships = self.dtype != "float16" and shipped(f"{self.target}-{TRAINED[0]}")
+        return f"{AFTER_LOOKUP}{TRAINED[0]}" if ships else PROMPT_LOOKUP
 
     @property
     def model_draft(self) -> str:
@@ -125,6 +129,9 @@ class LocalSettings:
             variables["OUTRIDER_DRAFT_DRAFTER"] = (
                 f"prompt_lookup,{variables.get('OUTRIDER_DRAFT_DRAFTER', 'causal_lm')}"
             )
+        if self.follows_predictions:
+            others = variables.get("OUTRIDER_DRAFT_DRAFTER", "causal_lm")
+            variables["OUTRIDER_DRAFT_DRAFTER"] = f"prediction,{others}"
         return variables
 
     def _model_draft(self) -> dict[str, str]:

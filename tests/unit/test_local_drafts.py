@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.app import Ask
 from outrider.cli.local import LocalSettings
 from outrider.drafting.shipped import FEATURE, FOLDER
 from outrider.errors import InvalidRequest
+from outrider.generation import TextPrediction
 from outrider.model.names import DEFAULT_MODEL
 
 SHIPPED = str(FOLDER / FEATURE)
@@ -40,6 +42,25 @@ def test_a_draft_becomes_the_workers_variables(draft: str, expected: dict[str, s
 
 def test_what_is_best_for_a_target_that_no_draft_ships_for_is_lookup() -> None:
     assert variables("auto", "other") == {"DRAFTER": "prompt_lookup", "MODEL": "other"}
+    assert LocalSettings(DEFAULT_MODEL, "auto", "float16").chosen == "prompt-lookup"
+
+
+def test_what_is_expected_is_drafted_before_anything_else() -> None:
+    for draft, drafters in (("prompt-lookup", "prompt_lookup"), ("other", "causal_lm")):
+        settings = LocalSettings(DEFAULT_MODEL, draft, follows_predictions=True)
+        [worker] = [spec for spec in settings.specs() if spec.name == "draft-1"]
+        assert worker.settings["OUTRIDER_DRAFT_DRAFTER"] == f"prediction,{drafters}"
+
+
+def test_a_file_with_what_is_expected_is_sent_and_one_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "before.py"
+    file.write_text("x = 1\n", encoding="utf-8")
+    request = Ask(expect=file, drafter="prediction").request("Rename x to y.")
+    assert (request.prediction, request.drafter) == (TextPrediction("x = 1\n"), "prediction")
+    assert Ask().request("Hello.").prediction is None
+    for unreadable in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(InvalidRequest, match="expect"):
+            Ask(expect=unreadable).request("Hello.")
 
 
 def test_a_folder_is_found_from_wherever_the_worker_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
