@@ -143,7 +143,10 @@ def _prediction(summary: Summary) -> list[str]:
     alpha = alpha_of(everything) or 0.0
     undrafted = everything.num_undrafted / everything.num_tokens
     plan = best_plan(alpha, costs, summary.max_gamma, pipelined=True)
-    figures = f"{drafted}, t_v {1000 * costs.pass_s(1):.1f} ms, cost {costs.draft_s / costs.pass_s(1):.3f}"
+    passes = (
+        f"t_v {1000 * costs.pass_s(1):.1f} ms ({summary.gamma + 1} rows: {1000 * costs.pass_s(summary.gamma + 1):.1f})"
+    )
+    figures = f"{drafted}, {passes}, cost {costs.draft_s / costs.pass_s(1):.3f}"
     if not plan.enabled:
         return [f"{figures}: predicted to be slower than plain decoding at any length; leave it off"]
     speed_up = predicted(alpha, undrafted, plan, costs)
