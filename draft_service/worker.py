@@ -130,9 +130,8 @@ class DraftWorker:
         previous = self._sessions.get(opened.session_id)
         if previous is not None:
             self._end(previous, keep=True)
-        session = Session(
-            order.key, Window(opened), opened.verifier_address, self._drafter.info.kind, reported_at_s=self._clock()
-        )
+        drafter = opened.drafter or self._drafter.info.kind
+        session = Session(order.key, Window(opened), opened.verifier_address, drafter, reported_at_s=self._clock())
         self._sessions[opened.session_id] = session
         self._metrics.sessions.set(len(self._sessions))
         described = DraftSession(

@@ -18,7 +18,14 @@ from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import Client, ClientTls, client_tls
 from outrider.cluster import LocalCluster
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, SpeculationChoice, TextPrompt
+from outrider.generation import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    SpeculationChoice,
+    TextPrediction,
+    TextPrompt,
+)
 from outrider.ids import Mode
 from outrider.messages import SamplingParams
 from outrider.model.names import DEFAULT_MODEL, locate
@@ -84,6 +91,10 @@ class Ask:
     """Tokens the drafter may be ahead, at least gamma; unset: measured."""
     plain: Annotated[bool, Parameter(negative="")] = False
     """Decode without drafts."""
+    drafter: str = ""
+    """Kind of drafter, or label of draft workers; unset: any."""
+    expect: Path | None = None
+    """File that holds what the answer is expected to be, such as the text before an edit."""
     origins: Annotated[bool, Parameter(negative="")] = False
     """Colour tokens by where they came from."""
 
@@ -91,7 +102,7 @@ class Ask:
         """Turn the options into a request.
 
         Raises:
-            InvalidRequest: there is no such mode; everything else is checked by the orchestrator.
+            InvalidRequest: there is no such mode or file; everything else is checked by the orchestrator.
         """
         return GenerationRequest(
             prompt=self._prompt(sys.stdin.read() if prompt == "-" else prompt),
@@ -101,7 +112,15 @@ class Ask:
             mode=self._mode(),
             speculation=SpeculationChoice(off=self.plain, gamma=self.gamma, window=self.window),
             return_token_origin=True,
+            drafter=self.drafter,
+            prediction=None if self.expect is None else self._prediction(self.expect),
         )
+
+    def _prediction(self, path: Path) -> TextPrediction:
+        try:
+            return TextPrediction(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest("expect", str(path), f"a file of UTF-8 that can be read ({error})") from error
 
     def _prompt(self, text: str) -> TextPrompt | ChatPrompt:
         if any("\ud800" <= character <= "\udfff" for character in text):
@@ -175,7 +194,9 @@ def run(
         ask: What is asked for.
         compare: Run the twin, the same request without speculation, too.
     """
-    settings = LocalSettings(models.target, models.draft, models.dtype, models.threads)
+    settings = LocalSettings(
+        models.target, models.draft, models.dtype, models.threads, follows_predictions=ask.expect is not None
+    )
     go(_run(settings, ask.request(prompt), origins=ask.origins, compare=compare))
 
 
@@ -215,7 +236,8 @@ def up(
     """
     if store and data is not None:
         raise InvalidRequest("data", str(data), "a folder for the embedded store, and so no --store beside it")
-    go(_up(LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data)))
+    settings = LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data, True)
+    go(_up(settings))
 
 
 @app.command
@@ -255,7 +277,7 @@ async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: 
         answer = await _ask(client, request, Answer(console, origins=origins))
         _show(answer, "with speculation" if compare else "", origins)
         if compare:
-            twin = replace(request, speculation=SpeculationChoice(off=True))
+            twin = replace(request, speculation=SpeculationChoice(off=True), prediction=None)
             repeatable = request.seed is not None or request.sampling.temperature == 0.0
             _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
 

@@ -78,7 +78,7 @@ class Bench:
         return await self._run(app), app
 
     async def drafter(self, **settings: Any) -> tuple[Running, DraftApp]:
-        app = DraftApp(DraftSettings(drafter="toy", model="toy", **{**TOY, **settings}))
+        app = DraftApp(DraftSettings(**{"drafter": "toy", "model": "toy", **TOY, **settings}))
         return await self._run(app), app
 
     async def orchestrator(
