@@ -16,7 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from outrider.drafting.checkpoint import Origin, embedding_mean
+from outrider.drafting.checkpoint import Draft, Origin, embedding_mean
+from outrider.drafting.checkpoint import load as load_draft
+from outrider.drafting.feature import FeatureDraft
 from outrider.errors import FailedPrecondition, InvalidRequest
 from outrider.model.loader import load
 from outrider.model.memory import free_bytes
@@ -68,6 +70,8 @@ class Plan:
     """Of a small model."""
     hidden: int = 256
     """Width of a small model, a multiple of 64."""
+    start: Path | None = None
+    """Folder of a feature draft or Medusa heads whose weights, sizes and ids are gone on from; None: begin anew."""
     resume: bool = False
     """Whether the folder has a training that is to go on."""
 
@@ -108,10 +112,11 @@ def train(plan: Plan, schedule: Schedule, watch: Watch) -> tuple[State, bool]:
     target = Target(plan.target.label, model, tokenizer, vocabulary(tokenizer))
     texts = _texts(plan, target, watch)
     parts = split(texts, schedule.seed)
-    trainee = _trainee(plan, target, texts, parts, schedule)
+    begun = _begun(plan, target)
+    trainee = _trainee(plan, target, texts, parts, schedule) if begun is None else _going_on(plan, target, begun)
     check_memory(trainee, plan, schedule)
     cache = _cache(plan, target, texts, trainee, watch)
-    if not plan.resume:
+    if not plan.resume and begun is None:
         _start(trainee, target, cache, texts, parts)
     trainer = Trainer(trainee, Material(texts, parts, cache), schedule, plan.folder)
     watch.stage("training", trainer.state.total_steps)
@@ -179,6 +184,33 @@ def _trainee(plan: Plan, target: Target, texts: Texts, parts: Split, schedule: S
         if plan.kind == "medusa":
             return MedusaTrainee(target, ids, plan.depth)
         return FeatureTrainee(target, ids, plan.intermediate, plan.depth)
+
+
+def _begun(plan: Plan, target: Target) -> Draft | None:
+    """Return the draft that is gone on from, in float32.
+
+    Raises:
+        InvalidRequest: It is of another kind.
+    """
+    if plan.start is None:
+        return None
+    found = load_draft(plan.start, torch.float32)
+    if found.kind != plan.kind:
+        raise InvalidRequest("start", str(plan.start), f"a draft of kind {plan.kind}; it is of kind {found.kind}")
+    found.check_target(target.vocabulary, target.embedding)
+    return found.draft
+
+
+def _going_on(plan: Plan, target: Target, begun: Draft) -> Trainee:
+    """Return a draft with another's weights."""
+    ids = begun.draft_ids.long()
+    trainee: FeatureTrainee | MedusaTrainee
+    if isinstance(begun, FeatureDraft):
+        trainee = FeatureTrainee(target, ids, begun.shape.intermediate_size, plan.depth)
+    else:
+        trainee = MedusaTrainee(target, ids, begun.shape.num_medusa_heads)
+    trainee.net.load_state_dict(begun.state_dict())
+    return trainee
 
 
 def _cache(plan: Plan, target: Target, texts: Texts, trainee: Trainee, watch: Watch) -> Cache:

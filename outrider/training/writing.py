@@ -1,9 +1,10 @@
 """Has the target write the texts that a draft of it is trained on.
 
 Without prompts the target writes both sides: its chat template is opened up to where a user would speak, the target
-goes on as the user until it ends the turn, the template closes the turn, and the target answers. A draft has to know
-what the target says, so that this is as good as prompts of real users, wherever the two are alike. Given prompts are
-repeated with other temperatures and seeds until there is enough.
+goes on as the user until it ends the turn, the template closes the turn, and the target answers. Left to itself a small
+target asks much the same things in much the same words, and a draft trained on that knows little else; so most turns
+begin with words that questions and requests begin with. Given prompts are repeated with other temperatures and seeds
+until there is enough.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +24,13 @@ TEMPERATURES = (0.0, 0.7, 0.7, 1.0)
 TOP_P, USER_TOP_P = 0.95, 0.97
 USER_LEN = 64
 """Most tokens of a turn that the target writes as the user."""
+OPENINGS = (
+    "", "What is", "What are", "How do", "How does", "How can I", "Why do", "Why is", "When did", "Where", "Who was",
+    "Which", "Explain", "Describe", "Compare", "Summarise", "List", "Give me", "Tell me about", "Write a", "Write an",
+    "Suggest", "Plan", "Help me", "Can you", "Is it", "I want to", "I have", "My", "The", "Translate", "Correct",
+    "Imagine", "Define", "What is the difference between", "What would happen if", "Name three", "Teach me",
+)  # fmt: skip
+"""How turns begin that the target writes as the user; most are questions and requests in English."""
 _PLACE = "\x02"
 """Stands for the user's words in a template; no text has it."""
 
@@ -38,7 +46,7 @@ class Wish:
     """At least so many, all texts together."""
     answer_len: int = 176
     """Most tokens of an answer."""
-    batch: int = 32
+    batch: int = 64
     """Texts written side by side."""
     seed: int = 1
 
@@ -120,9 +128,16 @@ def _self_asked(target: Target, count: int) -> list[list[int]]:
     before, after = _rendered(tokenizer, _PLACE).split(_PLACE)[:2]
     opening, closing = (list(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in (before, after))
     ends = {*_ends(target), closing[0]}
-    turns = _continued(target, [opening] * count, USER_LEN, 1.0, USER_TOP_P)
-    said = [_until(turn, ends) for turn in turns]
+    begun = [opening + _opened(tokenizer) for _ in range(count)]
+    turns = _continued(target, begun, USER_LEN, 1.0, USER_TOP_P)
+    said = [start[len(opening) :] + _until(turn, ends) for start, turn in zip(begun, turns, strict=True)]
     return [opening + turn + closing for turn in said if turn] or [opening + closing]
+
+
+def _opened(tokenizer: Any) -> list[int]:
+    """Return the first words of a user's turn, drawn."""
+    words = OPENINGS[int(torch.randint(len(OPENINGS), ()))]
+    return list(tokenizer(words, add_special_tokens=False)["input_ids"]) if words else []
 
 
 def _until(tokens: list[int], ends: set[int]) -> list[int]:

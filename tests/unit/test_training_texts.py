@@ -1,5 +1,6 @@
 """Texts that drafts are trained on, what the target makes of them, and whole trainings in a folder."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -163,7 +164,7 @@ def test_the_target_asks_itself_inside_its_chat_template(target: Target, tmp_pat
     assert len(texts.tokens) >= 200
     for number in range(len(texts)):
         prompt = target.tokenizer.decode(texts.text(number)[: texts.prompt_lengths[number]])
-        assert prompt.startswith("[ user ] w")
+        assert prompt.startswith("[ user ] ")
         assert prompt.endswith("[end] [ assistant ]")
         assert 3 <= texts.lengths[number] - texts.prompt_lengths[number] <= 12
 
@@ -225,6 +226,23 @@ def test_a_training_leaves_a_draft_of_its_target_and_a_report(kind: str, folder:
     html = (out / "report.html").read_text()
     assert html.count("data:image/svg+xml") == 3
     assert "http://" not in html.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("kind", ["feature", "medusa"])
+def test_a_training_goes_on_from_a_draft_with_its_weights_sizes_and_ids(
+    kind: Any, folder: Path, tmp_path: Path
+) -> None:
+    train(plan_of(kind, folder, tmp_path / "first"), quick(3), Watch())
+    first = checkpoint.load(tmp_path / "first" / "draft").draft
+    plan = plan_of(kind, folder, tmp_path / "second")
+    plan = replace(plan, start=tmp_path / "first" / "draft", draft_vocab=20, intermediate=16)
+    train(plan, replace(quick(1), learning_rate=1e-12), Watch())
+    second = checkpoint.load(tmp_path / "second" / "draft").draft
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    other: Any = "medusa" if kind == "feature" else "feature"
+    with pytest.raises(InvalidRequest, match=f"a draft of kind {other}; it is of kind {kind}"):
+        train(replace(plan, kind=other, folder=tmp_path / "third"), quick(1), Watch())
 
 
 def test_a_small_model_is_left_as_a_folder_that_loads_as_any_other(folder: Path, tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class Network:
     """Layers of a small-lm."""
     hidden: int = 256
     """Width of a small-lm, a multiple of 64."""
+    start: Path | None = None
+    """Folder of a feature draft or Medusa heads to go on from, with its sizes and ids."""
 
 
 @Parameter(name="*")
@@ -169,6 +171,7 @@ def _plan(spec: ModelSpec, job: Job, source: Source, network: Network, seed: int
         intermediate=network.intermediate,
         layers=network.layers,
         hidden=network.hidden,
+        start=network.start,
         resume=job.resume,
     )
 
