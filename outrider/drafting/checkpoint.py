@@ -120,6 +120,8 @@ def save(folder: Path, draft: Draft, origin: Origin, dtype: torch.dtype = torch.
         "recipe": dict(origin.recipe),
     }
     _beside(folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    # safetensors lets nobody but the owner read what it writes; a service may run as somebody else.
+    _beside(folder / WEIGHTS).chmod(_beside(folder / CONFIG).stat().st_mode)
     for name in (WEIGHTS, CONFIG):
         _beside(folder / name).replace(folder / name)
 

@@ -72,6 +72,7 @@ def test_a_saved_draft_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None
     read = checkpoint.load(tmp_path, torch.float32)
     assert (read.kind, read.draft.shape) == (kind, made.shape)
     assert read.origin.recipe == {"steps": 7}
+    assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / CONFIG).stat().st_mode
     for name, tensor in made.state_dict().items():
         assert torch.equal(tensor, read.draft.state_dict()[name]), name
 
