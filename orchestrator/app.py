@@ -20,15 +20,18 @@ from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
 from orchestrator.metrics import Metrics
 from orchestrator.placement import Placement, RegistrySource, StaticSource, WorkerSource
+from orchestrator.policy_watch import PolicyWatch
 from orchestrator.quotas import Quotas
 from orchestrator.rebalancing import Rebalancer
 from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
+from orchestrator.steering import Steering
 from outrider.errors import OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.rpc import ClientTls, RpcServer, ServerTls
 from outrider.store.connect import StoreClient, open_client
+from outrider.store.drafters import PolicyStore
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.keys import KeyStore
 from outrider.store.registry import Registry, keep_announced
@@ -49,6 +52,7 @@ class OrchestratorApp:
         """Keep the settings; needs a running event loop."""
         self.settings = settings
         self.metrics = Metrics()
+        self.steering = Steering(self.metrics, sets_aside=settings.set_aside)
         fresh = f"orchestrator-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
         self._material, self._store_tls, served = settings.cluster_tls(), settings.store_tls(), settings.serve_tls()
@@ -58,6 +62,7 @@ class OrchestratorApp:
         self.ready = asyncio.Event()
         """Set once requests are taken."""
         self.sessions: Sessions | None = None
+        self.watch: PolicyWatch | None = None
         self._servicer = GenerationServicer()
         self._draining = False
 
@@ -91,6 +96,8 @@ class OrchestratorApp:
             # A name is never used twice, not even by a restart under the same worker id.
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
+            self.watch = PolicyWatch(PolicyStore(client), self.steering, self.sessions.running)
+            await self.watch.look()
             quotas = Quotas(Usage(client, place_ttl_s=settings.key_place_ttl_s), self.metrics.refused)
             desk = Desk(self.sessions, await self._access(client), quotas, self.metrics.refusing)
             self._servicer.open_for_business(desk)
@@ -99,6 +106,7 @@ class OrchestratorApp:
                 tasks.create_task(self._watch(placement, settings.model))
                 tasks.create_task(self._announce(registry, language))
                 tasks.create_task(quotas.run())
+                tasks.create_task(self.watch.run())
                 if settings.rebalance_s:
                     rebalancer = Rebalancer(placement, self.sessions.movable, settings.rebalance_s)
                     tasks.create_task(rebalancer.run())
@@ -114,7 +122,7 @@ class OrchestratorApp:
     def _placement(self, source: WorkerSource, channels: Channels, language: Language) -> Placement:
         lot = random.Random(self.settings.placement_seed)
         breakers = Breakers(self.settings.breaker_failures, on_change=self.metrics.count_circuit)
-        return Placement(source, channels, language.vocabulary, breakers=breakers, lot=lot)
+        return Placement(source, channels, language.vocabulary, breakers=breakers, steering=self.steering, lot=lot)
 
     def _channels(self) -> Channels:
         settings, material = self.settings, self._material
@@ -167,6 +175,7 @@ class OrchestratorApp:
             capacity=self.settings.max_sessions,
             load=len(self.sessions) if self.sessions is not None else 0,
             draining=self._draining,
+            attributes=self.steering.attributes(),
         )
 
     async def _announce(self, registry: Registry, language: Language) -> None:

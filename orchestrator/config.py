@@ -92,6 +92,8 @@ class OrchestratorSettings(ServiceSettings):
     """Failures in a row after which a worker is left out until it answers again."""
     placement_seed: int | None = None
     """Seed of the lots that choose workers; unset: none, so that orchestrators choose differently."""
+    set_aside: bool = True
+    """Whether drafters that several sessions have measured below plain decoding get no new sessions but a few tries."""
     rebalance_s: float = Field(default=1.0, ge=0)
     """Pause between two moves of a generation from a busy draft worker to one with room; 0: none is moved."""
     hand_over_after_s: float | None = Field(default=None, ge=0)

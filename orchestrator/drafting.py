@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from orchestrator.placement import PREDICTION, Placement, Wanted
 from outrider.generation import Notice
-from outrider.ids import WorkerId
+from outrider.ids import SessionId, WorkerId
 from outrider.messages import WorkerDescription
 from outrider.store.records import SessionState
 
@@ -27,6 +27,7 @@ async def choose_drafting(
     length: int,
     verifier: WorkerDescription,
     resident: Mapping[WorkerId, int],
+    session_id: SessionId,
 ) -> Drafting:
     """Choose a draft worker for what is left of a generation, or say why there is none.
 
@@ -36,6 +37,7 @@ async def choose_drafting(
         length: tokens of its log.
         verifier: its verifier.
         resident: tokens of the session's KV by worker.
+        session_id: decides where sessions are split between drafters.
 
     Raises:
         StoreUnavailable: the registry is not reached.
@@ -44,7 +46,15 @@ async def choose_drafting(
         return Drafting(None, "requested")
     if state.prompt_len + state.max_tokens - length == 1:
         return Drafting(None, "max_tokens")
-    wanted = Wanted(state.drafter_kind, length, resident=resident, predicted=bool(state.prediction))
+    wanted = Wanted(
+        state.drafter_kind,
+        length,
+        resident=resident,
+        predicted=bool(state.prediction),
+        session_id=session_id,
+        new=True,
+        insists=state.speculation.gamma is not None,
+    )
     worker, off_reason = await placement.choose_drafter(verifier, wanted)
     return Drafting(worker, off_reason, await _notices(placement, state, verifier, worker, off_reason))
 

@@ -47,6 +47,7 @@ from orchestrator.peers import Peers
 from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
+from orchestrator.steering import Witness
 from orchestrator.tuning import Tuning
 from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
@@ -83,6 +84,7 @@ class Driver:
         self._pass_costs = tools.pass_costs
         self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
         self._tuning.begin(time.monotonic())
+        self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
         self._peers = Peers(job, tools, self.feed)
         self._search = Search(job, tools, self._peers, self.feed)
@@ -108,7 +110,7 @@ class Driver:
         """Fencing number of the generation's lease."""
         return self._job.fence
 
-    # -- for the rebalancer -----------------------------------------------------------------------------------------
+    # -- for whoever moves generations -------------------------------------------------------------------------------
 
     @property
     def verifier(self) -> WorkerDescription:
@@ -126,7 +128,12 @@ class Driver:
         drafter, worker = self._job.drafter_kind, self._peers.known.get(self._peers.drafter_id)
         if not drafter and self._job.state.prediction and worker is not None and worker.offers(PREDICTION):
             drafter = PREDICTION
-        return Wanted(drafter, len(self._rounds.tokens))
+        return Wanted(drafter, len(self._rounds.tokens), session_id=self._job.session_id)
+
+    @property
+    def attached(self) -> WorkerDescription | None:
+        """The draft worker that is attached, also while nothing is asked of it."""
+        return self._peers.known.get(self._rounds.drafter_id)
 
     def leave_drafter(self) -> None:
         """Give the draft worker up for another one; never waits."""
@@ -199,6 +206,8 @@ class Driver:
     async def _step(self, event: Event) -> None:
         """Give the machine one event and do what it answers; only the last command of all takes time."""
         if isinstance(event, DrafterChosen | VerifierChosen):
+            if isinstance(event, DrafterChosen) and event.worker_id is not None:
+                self._witness.chosen(self._peers.known[event.worker_id])
             await self._step(self._tuning.attached(len(self._rounds.tokens)))
         length = len(self._rounds.tokens)
         commands = self._rounds.step(event)
@@ -227,6 +236,7 @@ class Driver:
             case TellDrafter():
                 self._tell_drafter(command)
             case CloseDrafter():
+                self._witness.closed()
                 self._peers.close_drafter(command)
             case ChooseDrafter():
                 self._help(self._search.drafter(len(self._rounds.tokens), command.exclude))
@@ -276,6 +286,7 @@ class Driver:
         self._spoken.guarantee_void.inc(max(0, verdict.guarantee_void - self._meter.guarantee_void))
         self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
         self._meter.add_stale(self._peers.opened, verdict.num_stale)
+        self._witness.observe(committed)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:
             self.feed(tuned)

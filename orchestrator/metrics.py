@@ -46,6 +46,21 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.drafter_out = Gauge(
+            "outrider_drafter_out",
+            "1 where new sessions get no such drafter, by name and reason: detached, below_plain",
+            ["drafter", "reason"],
+            registry=self.registry,
+        )
+        self.drafter_sessions = Counter(
+            "outrider_drafter_sessions", "Sessions given to draft workers, by sort", ["drafter"], registry=self.registry
+        )
+        self.drafter_tested = Counter(
+            "outrider_drafter_tested_tokens", "Draft tokens tested, by sort", ["drafter"], registry=self.registry
+        )
+        self.drafter_accepted = Counter(
+            "outrider_drafter_accepted_tokens", "Draft tokens accepted, by sort", ["drafter"], registry=self.registry
+        )
         self._circuits = Counter(
             "outrider_circuit_changes",
             "Changes of workers' circuit breakers, by worker and the state they are in since",

@@ -100,9 +100,9 @@ class Opening:
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = await self._state(request, len(prompt), verifier, ticket)
-        state, drafting = await self._drafting(state, len(prompt), verifier, {})
-        await ticket.reserve(len(prompt), len(prompt), len(prompt) + state.max_tokens)
         session_id, classes = ticket.session_id, _prompt_classes(len(prompt))
+        state, drafting = await self._drafting(state, len(prompt), verifier, {}, session_id)
+        await ticket.reserve(len(prompt), len(prompt), len(prompt) + state.max_tokens)
         lease = await self._tools.store.create(
             session_id, state, prompt, classes, self._owner(), self._tools.settings.lease_ttl_s
         )
@@ -132,7 +132,7 @@ class Opening:
             self._language.model, resident=resident, room=self._room(request, length)
         )
         state = await self._state(request, length, verifier, ticket)
-        state, drafting = await self._drafting(state, length, verifier, resident)
+        state, drafting = await self._drafting(state, length, verifier, resident, session_id)
         classes = _prompt_classes(len(prompt))
         await ticket.reserve(length, length, length + state.max_tokens)
         await store.begin_turn(session_id, lease.fence, logged.length, prompt, classes, state)
@@ -208,7 +208,7 @@ class Opening:
                     f"{asked.next_position} is lost, and would be drawn differently"
                 )
             await ticket.reserve(0, logged.length, state.prompt_len + state.max_tokens)
-            state, drafting = await self._drafting(state, logged.length, verifier, resident)
+            state, drafting = await self._drafting(state, logged.length, verifier, resident, asked.session_id)
             found = _Found(asked.session_id, lease, state, logged, verifier, drafting)
             greeting = (*drafting.notices, *(() if seen is None else (told(seen, state),)))
             return Opened(found.job(next_position=asked.next_position, told=greeting, started_s=started_s), commit)
@@ -318,10 +318,15 @@ class Opening:
         return begun | {location.worker_id: location.prefix_len for location in locations}
 
     async def _drafting(
-        self, state: SessionState, length: int, verifier: WorkerDescription, resident: Mapping[WorkerId, int]
+        self,
+        state: SessionState,
+        length: int,
+        verifier: WorkerDescription,
+        resident: Mapping[WorkerId, int],
+        session_id: SessionId,
     ) -> tuple[SessionState, Drafting]:
         """Choose a draft worker for what is left behind `length`, or say why there is none; note it in the state."""
-        drafting = await choose_drafting(self._tools.placement, state, length, verifier, resident)
+        drafting = await choose_drafting(self._tools.placement, state, length, verifier, resident, session_id)
         return replace(state, draft_id=drafting.worker.worker_id if drafting.worker else NO_WORKER), drafting
 
     def _commit(self, state: SessionState, prompt: Sequence[int], mute_until: int) -> Commit:

@@ -98,6 +98,11 @@ class Pace:
         """Drafting was switched on or off: what share had been drafted says little of what comes."""
         self._drafting.clear()
 
+    def forget_drafter(self) -> None:
+        """Another sort of drafter takes over: what was accepted, and what drafting took, were the other one's."""
+        self.alpha, self.draft_s = AlphaEstimator(), 0.0
+        self.forget_drafting()
+
     def costs(self, max_gamma: int) -> Costs | None:
         """Return t_d, t_v by rows and r; None before there is anything to go by."""
         waits_s = self._waits_s or self._undrafted_waits_s

@@ -148,10 +148,10 @@ class Peers:
     def open_drafter(self, command: OpenDrafter, tasks: asyncio.TaskGroup) -> None:
         """Open `Draft`."""
         worker, generation = self.known[command.worker_id], command.epoch.generation
-        opening = _draft_open(self._job, command, self.verifier, worker)
+        opening = _draft_open(self._job, command, self.verifier, worker, self._kind())
         wire = DraftWire(opening, draft_request_to_proto, draft_response_from_proto)
         self._drafts[generation] = wire
-        self.drafter_id, self.drafter_kind = worker.worker_id, worker.drafter
+        self.drafter_id, self.drafter_kind = worker.worker_id, only(worker, self._kind()) or worker.drafter
         self._draft_opened_s = self._breakers.now_s()
         stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address, "draft"))
         run = wire.run(
@@ -160,6 +160,12 @@ class Peers:
             lambda error: self._lose_drafter(generation, worker.worker_id, error),
         )
         tasks.create_task(run)
+
+    def _kind(self) -> str:
+        """Return the one kind that should draft: asked for, or assigned in a split, which yields to a prediction."""
+        job = self._job
+        split = "" if job.state.prediction else self._placement.steering.policy.assigned(job.session_id)
+        return job.drafter_kind or split
 
     def tell_drafter(self, command: TellDrafter) -> None:
         """Say something on `Draft`."""
@@ -246,7 +252,9 @@ def _decode_open(job: Job, command: OpenVerifier) -> DecodeOpen:
     )
 
 
-def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription, worker: WorkerDescription) -> DraftOpen:
+def _draft_open(
+    job: Job, command: OpenDrafter, verifier: WorkerDescription, worker: WorkerDescription, kind: str
+) -> DraftOpen:
     state = job.state
     return DraftOpen(
         session_id=job.session_id,
@@ -262,5 +270,5 @@ def _draft_open(job: Job, command: OpenDrafter, verifier: WorkerDescription, wor
         prompt_len=state.prompt_len,
         max_len=job.final_len,
         prediction=state.prediction if worker.offers(PREDICTION) else (),
-        drafter=only(worker, job.drafter_kind),
+        drafter=only(worker, kind),
     )

@@ -4,6 +4,8 @@ Workers come from the registry or from fixed addresses. A verifier must have the
 must share the verifier's vocabulary; both are chosen by the KV they hold of the session, unless they are so busy that
 they are left for another one, then by load (`orchestrator.choice`). Workers that are draining, excluded by the caller,
 or whose circuit is open (`orchestrator.breakers`) are left out; one that has failed has to answer before it is chosen.
+Detached draft workers are left out for everybody, those of a sort that loses for whoever does not ask for them, and a
+split between sorts goes before KV and load (`orchestrator.steering`).
 """
 
 import asyncio
@@ -20,7 +22,9 @@ import grpc
 from orchestrator.breakers import Breakers
 from orchestrator.channels import Channels
 from orchestrator.choice import in_turn, is_full, is_left, share
+from orchestrator.metrics import Metrics
 from orchestrator.pairing import Pairing
+from orchestrator.steering import Steering
 from outrider.codec import types as t
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.ids import WorkerId
@@ -137,10 +141,12 @@ class Wanted:
     """Tokens of the session's KV by worker."""
     predicted: bool = False
     """Whether there is a prediction: workers that follow predictions come first."""
-
-    def rank(self, worker: WorkerDescription, kept: Mapping[WorkerId, int]) -> tuple[int, ...]:
-        """Return where a worker stands in the order of choice: lower is sooner; `kept` is the KV that counts."""
-        return (self.predicted and not worker.offers(PREDICTION), -kept.get(worker.worker_id, 0))
+    session_id: str = ""
+    """By which it is assigned to a sort of drafters, if sessions are split between sorts; empty: to none."""
+    new: bool = False
+    """Whether it begins, so that it may try a drafter that is set aside now and then."""
+    insists: bool = False
+    """Whether it says itself how far is drafted: it gets drafts, also from a drafter that is set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,7 @@ class Placement:
         vocabulary: Vocabulary | None = None,
         *,
         breakers: Breakers | None = None,
+        steering: Steering | None = None,
         lot: random.Random | None = None,
     ) -> None:
         """Keep where workers are found.
@@ -176,12 +183,14 @@ class Placement:
             channels: to reach them; closed by the caller.
             vocabulary: of the tokenizer; verifiers with another one are left out. None: any.
             breakers: who is left out after failures; None: new ones, which nobody is told of.
+            steering: which drafters are detached, preferred or set aside; None: none, and nobody is told.
             lot: draws between equals; with a seed it draws the same again.
         """
         self._source = source
         self.channels = channels
         self._pairing = Pairing(channels.to, vocabulary)
         self.breakers = breakers or Breakers()
+        self.steering = steering or Steering(Metrics())
         self._lot = lot or random.Random()
         self._probes: dict[WorkerId, asyncio.Lock] = {}
         self._chosen: deque[tuple[float, WorkerId]] = deque()
@@ -198,17 +207,24 @@ class Placement:
     async def drafters(self, verifier: WorkerDescription, wanted: Wanted = ANY_DRAFTER) -> list[WorkerDescription]:
         """Return the draft workers that can serve a verifier's session now; others are skipped.
 
-        Those with another vocabulary are named once in the log.
+        Those with another vocabulary are named once in the log. Of a split session those of the sort that it is
+        assigned to, where there are any.
         """
-        found = await self._usable_drafters()
-        return [
+        found = [
             worker
-            for worker in found
+            for worker in await self._usable_drafters()
             if self._pairing.allows(verifier, worker) and _is_wanted(worker, wanted) and _can_hold(worker, wanted)
         ]
+        ranks = [self._split_rank(worker, wanted) for worker in found]
+        return [worker for worker, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
 
     async def _usable_drafters(self) -> list[WorkerDescription]:
-        return [worker for worker in await self._source.workers("draft") if self._usable(worker)]
+        found = [worker for worker in await self._source.workers("draft") if self._usable(worker)]
+        return [worker for worker in found if not self.steering.policy.why_detached(worker)]
+
+    def _split_rank(self, worker: WorkerDescription, wanted: Wanted) -> int:
+        """Return where a worker stands in the split; a request that names a drafter has none."""
+        return self.steering.policy.rank(worker, wanted.session_id) if wanted.session_id and not wanted.drafter else 0
 
     async def offered(self, verifier: WorkerDescription) -> list[str]:
         """Return the drafters that a verifier's session can ask for now, by kind or label, in order of name."""
@@ -264,11 +280,12 @@ class Placement:
         raise Unavailable(f"no verifier of model {model!r} can be reached")
 
     async def choose_drafter(self, verifier: WorkerDescription, wanted: Wanted) -> tuple[WorkerDescription | None, str]:
-        """Choose a draft worker: most resident KV, then the least load of two.
+        """Choose a draft worker: what it is assigned to, most resident KV, then the least load of two.
 
         Returns:
             The worker, or None and why there is none: "no_drafter", "drafter_context", "drafter_not_offered" if none
-            has what is wanted, or "vocabulary" if all there are were refused for theirs (`refusal`).
+            has what is wanted, "drafter_set_aside" if all there are lose against plain decoding, or "vocabulary" if all
+            there are were refused for theirs (`refusal`).
 
         Raises:
             StoreUnavailable: the registry is not reached.
@@ -283,11 +300,24 @@ class Placement:
         fitting = [worker for worker in found if _can_hold(worker, wanted) and not is_full(worker)]
         if not fitting:
             return None, "drafter_context" if found and not any(map(is_full, found)) else "no_drafter"
-        kept = _held(fitting, wanted.resident)
-        for worker in in_turn(fitting, lambda worker: wanted.rank(worker, kept), self._load, self._lot):
+        if not (wanted.drafter or wanted.insists):
+            fitting = self.steering.trusted(fitting, new=wanted.new)
+        for worker in self._in_turn(fitting, wanted):
             if await self._confirmed(worker):
+                if wanted.new:
+                    self.steering.given(worker)
                 return self._take(worker), ""
-        return None, "no_drafter"
+        return None, "no_drafter" if fitting else "drafter_set_aside"
+
+    def _in_turn(self, fitting: Sequence[WorkerDescription], wanted: Wanted) -> list[WorkerDescription]:
+        """Return draft workers in the order in which they are tried."""
+        kept = _held(fitting, wanted.resident)
+
+        def rank(worker: WorkerDescription) -> tuple[int, ...]:
+            unread = wanted.predicted and not worker.offers(PREDICTION)
+            return (unread, self._split_rank(worker, wanted), -kept.get(worker.worker_id, 0))
+
+        return in_turn(fitting, rank, self._load, self._lot)
 
     async def _confirmed(self, worker: WorkerDescription) -> bool:
         """Whether a worker that has failed before answers under its name again; others are believed.

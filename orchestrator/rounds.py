@@ -145,6 +145,11 @@ class Rounds:
         return self._phase is _Phase.OVER
 
     @property
+    def drafter_id(self) -> WorkerId:
+        """The draft worker that is attached, also while nothing is asked of it; empty: none."""
+        return self._drafter.worker_id if self._drafter is not None else WorkerId("")
+
+    @property
     def commit_limit(self) -> int:
         """Position the verifier may not commit past now."""
         return min(self.plan.final_len, self.logged_len + MAX_AHEAD_OF_LOG, self.taken_len + MAX_AHEAD_OF_CLIENT)

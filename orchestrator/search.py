@@ -81,7 +81,10 @@ class Search:
         self._looking, self._looked_s = True, time.monotonic()
         try:
             unwanted, predicted = {*exclude, *self._unwanted}, bool(self._job.state.prediction)
-            wanted = Wanted(self._job.drafter_kind, length, unwanted, predicted=predicted)
+            session_id, insists = self._job.session_id, self._job.choice.gamma is not None
+            wanted = Wanted(
+                self._job.drafter_kind, length, unwanted, predicted=predicted, session_id=session_id, insists=insists
+            )
             worker, _ = await self._placement.choose_drafter(self._peers.verifier, wanted)
         except StoreUnavailable as error:
             log.debug("no search for a draft worker: %s", error)

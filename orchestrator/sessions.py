@@ -97,6 +97,10 @@ class Sessions:
                     async with asyncio.timeout(HAND_OVER_S):
                         await self._idle.wait()
 
+    def running(self) -> list[Driver]:
+        """Return the generations under way."""
+        return list(self._running.values())
+
     def movable(self) -> list[Driver]:
         """Return the generations that have a draft worker."""
         return [driver for driver in self._running.values() if driver.drafter_id]

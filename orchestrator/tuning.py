@@ -26,7 +26,7 @@ from orchestrator.events import Tuned
 from orchestrator.figures import Round
 from orchestrator.pace import WINDOW, Pace
 from orchestrator.pass_costs import PassCosts
-from outrider.gamma import PLAIN, best_plan
+from outrider.gamma import PLAIN, best_draft, best_plan
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, TokenKind
 from outrider.messages import DraftStatus, Speculation, VerdictCause
@@ -96,6 +96,8 @@ class Tuning:
     _reading_s: float = field(init=False, default=0.0)
     """What is left of the time that an attached drafter may read without being given less."""
     _num_tests: int = field(init=False, default=0)
+    _num_drafts_tested: int = field(init=False, default=0)
+    """Since the drafter's worth was taken last, or another sort of drafter took over."""
 
     def __post_init__(self) -> None:
         """Start from the default, with the request's own figures in it."""
@@ -129,6 +131,25 @@ class Tuning:
         self.patience_s = self.limits.max_patience_s
         return Tuned(self.speculation, self.patience_s)
 
+    def replaced(self) -> None:
+        """Another sort of drafter takes over: begin anew, also where the one before had been switched off."""
+        self.pace.forget_drafter()
+        self._num_tests = self._num_drafts_tested = self._plain_tokens = self._probing = 0
+        self.speculation = self._pinned(self.limits.default)
+
+    def take_worth(self) -> float | None:
+        """Return what the drafter is worth: rate of the best plan that drafts, in rates of plain decoding.
+
+        None until enough was tested since it was taken last, and where the plan may not change: such a session drafts
+        as far as it is told to.
+        """
+        costs = self.pace.costs(self.limits.max_gamma)
+        if self._fixed() or costs is None or self._num_drafts_tested < MIN_TESTS:
+            return None
+        self._num_drafts_tested = 0
+        plan = best_draft(self.pace.alpha.alpha, costs, self.limits.max_gamma, self.limits.pipelined)
+        return self.pace.rate(plan, costs) / self.pace.rate(PLAIN, costs)
+
     def observe_status(self, status: DraftStatus) -> None:
         """Take a drafter's report."""
         if status.draft_s_per_token > 0.0:
@@ -139,6 +160,7 @@ class Tuning:
         self._rounds += 1
         self.pace.observe(committed, self.speculation, self._measure_restart(committed, now_s), now_s)
         self._num_tests += committed.num_tested or committed.kinds.count(TokenKind.PLAIN)
+        self._num_drafts_tested += committed.num_tested
         self._proven = self._proven or committed.num_tested > 0
         before = (self.speculation, self.patience_s)
         if committed.cause == VerdictCause.PATIENCE:

@@ -157,8 +157,20 @@ def best_plan(alpha: float, costs: Costs, max_gamma: int, pipelined: bool) -> Sp
         raise ValueError(f"max_gamma = {max_gamma}: must be >= 0")
     if max_gamma == 0:
         return PLAIN
-    plan, rate = (_best_pipelined if pipelined else _best_sequential)(alpha, costs, max_gamma)
+    plan, rate = _best_draft(alpha, costs, max_gamma, pipelined)
     return plan if rate > plain_rate(costs) else PLAIN
+
+
+def best_draft(alpha: float, costs: Costs, max_gamma: int, pipelined: bool) -> Speculation:
+    """Return the best plan of those that draft, also where decoding plain is faster; arguments as in `best_plan`.
+
+    Raises:
+        ValueError: an argument is out of range; max_gamma must be >= 1.
+    """
+    _check_alpha(alpha)
+    if max_gamma < 1:
+        raise ValueError(f"max_gamma = {max_gamma}: must be >= 1")
+    return _best_draft(alpha, costs, max_gamma, pipelined)[0]
 
 
 def break_even_alpha(draft_s: float, verify_s: float, round_trip_s: float, max_gamma: int, pipelined: bool) -> float:
@@ -198,6 +210,10 @@ def break_even_draft_s(alpha: float, verify_s: float, round_trip_s: float, max_g
 def best_restart(alpha: float, gamma: int, costs: Costs) -> int:
     """Return g0, the best number of tokens of a chain's first proposal where later ones have `gamma`."""
     return max(range(1, gamma + 1), key=lambda restart: pipelined_rate(alpha, restart, gamma, costs))
+
+
+def _best_draft(alpha: float, costs: Costs, max_gamma: int, pipelined: bool) -> tuple[Speculation, float]:
+    return (_best_pipelined if pipelined else _best_sequential)(alpha, costs, max_gamma)
 
 
 def _best_sequential(alpha: float, costs: Costs, max_gamma: int) -> tuple[Speculation, float]:

@@ -69,7 +69,7 @@ def create(
     if file is not None:
         _append(file, record)
     else:
-        asyncio.run(_create(_required(store), record))
+        asyncio.run(_create(required(store), record))
     notes.print(f"key {record.key_id} of {name}; it is shown here and never again:", markup=False)
     console.print(key, markup=False, soft_wrap=True)
 
@@ -82,7 +82,7 @@ def list_(*, store: Store = "") -> None:
         store: URL of the cluster's Redis or Valkey; unset: OUTRIDER_ORCHESTRATOR_STORE_URL.
     """
     table = Table("id", "name", "created", "state", "limits", box=None, pad_edge=False)
-    for record in asyncio.run(_all(_required(store))):
+    for record in asyncio.run(_all(required(store))):
         table.add_row(record.key_id, record.name, _date(record.created_s), _state(record), _words(record.limits))
     console.print(table, markup=False)
 
@@ -95,7 +95,7 @@ def revoke(key_id: str, /, *, store: Store = "") -> None:
         key_id: Id of the key, from `outrider keys list`.
         store: URL of the cluster's Redis or Valkey; unset: OUTRIDER_ORCHESTRATOR_STORE_URL.
     """
-    asyncio.run(_revoke(_required(store), key_id))
+    asyncio.run(_revoke(required(store), key_id))
     notes.print(f"key {key_id} is revoked", markup=False)
 
 
@@ -131,7 +131,12 @@ def _append(file: Path, record: KeyRecord) -> None:
         raise InvalidRequest("file", str(file), f"a file that can be written ({error.strerror})") from error
 
 
-def _required(store: str) -> str:
+def required(store: str) -> str:
+    """Return the URL of the store.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
     if not store:
         raise InvalidRequest("store", store, "a URL, or OUTRIDER_ORCHESTRATOR_STORE_URL to be set")
     return store
