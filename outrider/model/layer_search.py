@@ -55,7 +55,7 @@ class LayerAgreement:
         self._model: Any = model
         self._base: Any = model.base_model
         self._all = list(getattr(self._base, "layers", ()))
-        self._head: nn.Module = self._model.get_output_embeddings()
+        self._head: nn.Module = cast(Any, model).get_output_embeddings()
         if len(self._all) < 2:
             raise FailedPrecondition("the model has no list of layers that some could be left out of")
         self._ids, self._scored = _batch(samples, model.device)

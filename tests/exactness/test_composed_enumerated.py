@@ -138,13 +138,13 @@ SCHEDULES = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_law_is_the_targets_whoever_makes_the_proposals(name: str, mode: Mode) -> None:
     schedule, speculation = SCHEDULES[name]
-    play = ComposedPlay(DRAWN, schedule, mode, speculation, length=4)
+    play = ComposedPlay(DRAWN, schedule, mode, speculation)
     assert distance(play) < EXACT
     assert {"prediction", "table"} <= play.witnesses
 
 
 def test_lookup_takes_part_too() -> None:
-    play = ComposedPlay(DRAWN, "|dppvc", Mode.REJECTION, SEQUENTIAL, length=5)
+    play = ComposedPlay(DRAWN, "|dppvc", Mode.REJECTION, SEQUENTIAL, length=4)
     assert distance(play) < EXACT
     assert {"prediction", "prompt_lookup", "table"} <= play.witnesses
 
