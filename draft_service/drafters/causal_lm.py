@@ -13,7 +13,7 @@ matter here: a guess may be a different one, and is a guess all the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.drafters.growing import Growth, Shapes, grow
+from draft_service.drafters.growing import Growth, grow, shapes_by_mode
 from draft_service.drafters.protocol import (
     DrafterInfo,
     DraftSession,
@@ -26,7 +26,7 @@ from draft_service.drafters.protocol import (
 from draft_service.drafters.sampling import Penalised, guess
 from draft_service.window import FOREVER
 from outrider.errors import FailedPrecondition
-from outrider.ids import Mode, SessionId, TokenClass
+from outrider.ids import SessionId, TokenClass
 from outrider.model.kv import num_blocks_for
 from outrider.model.runner import Feed, KvSlot, ModelRunner, Rows, prefill_plan
 
@@ -99,7 +99,7 @@ class CausalLm:
         self._runner = runner
         self._prompt_passes = prompt_passes
         self._prefix_reuse = prefix_reuse
-        self._shapes = Shapes(tree_nodes) if tree_nodes and info.trees else None
+        self._shapes = shapes_by_mode(tree_nodes if info.trees else 0)
         self._states: dict[SessionId, _State] = {}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class CausalLm:
 
     def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
         """Let the shapes of later trees know; see `GrowsTrees`."""
-        if self._shapes is not None:
-            self._shapes.learn(families)
+        state = self._states.get(session_id)
+        if state is not None and state.session.mode in self._shapes:
+            self._shapes[state.session.mode].learn(families)
 
     def _shape(self, session: DraftSession, depth: int) -> tuple[int, ...]:
         """Return the parents of the tree to guess; none where a run is guessed."""
-        if self._shapes is None or session.mode is Mode.BLOCK:
-            return ()
-        return self._shapes.shape(depth).parents
+        shapes = self._shapes.get(session.mode)
+        return shapes.shape(depth).parents if shapes is not None else ()
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one decode pass, and as many prompt passes as are allowed."""

@@ -1,6 +1,6 @@
 """Trees of guesses on the draft side: which shape they get, and how far one has grown.
 
-Shapes follow from how far earlier trees were followed, of all sessions: rates by depth and rank, from which
+Shapes follow from how far earlier trees of a mode were followed, of all sessions: rates by depth and rank, from which
 `outrider.shape` finds the tree of the largest expected length. So a shape is settled before a token of its tree is
 drawn, and no token that has not been judged has a say in it.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draft_service.drafters.protocol import DraftSession, Guessed
 from draft_service.drafters.sampling import Family, guess_family
-from outrider.ids import Epoch
+from outrider.ids import Epoch, Mode
 from outrider.messages import SparseRow
 from outrider.sampling import History
 from outrider.shape import Shape, best_tree, chain
@@ -82,6 +82,15 @@ class Shapes:
         if depth < len(self._tried):
             rates = [_mixed(*counts) for counts in zip(self._taken[depth], self._tried[depth], rates, strict=True)]
         return rates
+
+
+def shapes_by_mode(max_nodes: int) -> dict[Mode, Shapes]:
+    """Return what chooses shapes in each mode that has trees; nothing where no tree may have a token.
+
+    Modes accept at different rates: a draw without a seed passes more often than one that has to be the same.
+    """
+    modes = (Mode.GREEDY, Mode.COUPLED, Mode.REJECTION) if max_nodes else ()
+    return {mode: Shapes(max_nodes) for mode in modes}
 
 
 def _mixed(taken: float, tried: float, prior: float) -> float:

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from draft_service.drafters.features import Features
-from draft_service.drafters.growing import Growth, Shapes, grow
+from draft_service.drafters.growing import Growth, grow, shapes_by_mode
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Failed, Guessed, Outcome, Plan, Work
 from draft_service.drafters.sampling import Penalised, Ranked, guess_ranked
 from draft_service.window import FOREVER
 from outrider.drafting.medusa import MedusaHeads
-from outrider.ids import Mode, SessionId
+from outrider.ids import SessionId
 from outrider.messages import SparseRow, TargetFeatures
 from outrider.model.packed import packed
 from outrider.verification import Tree
@@ -100,7 +100,7 @@ class Medusa:
             tree_nodes: most tokens of a tree; 0 guesses runs.
         """
         self.info = info
-        self._shapes = Shapes(tree_nodes) if tree_nodes else None
+        self._shapes = shapes_by_mode(tree_nodes)
         self._net, self._ranked = net, ranked
         self._states: dict[SessionId, _State] = {}
 
@@ -122,15 +122,17 @@ class Medusa:
             return Plan(0, len(ids) + 1, "no_feature")
         state.source = source
         depth = min(count, room, source + 2 + self._net.num_heads - len(ids))
-        if self._shapes is None or state.session.mode is Mode.BLOCK:
+        shapes = self._shapes.get(state.session.mode)
+        if shapes is None:
             return Plan(depth)
-        parents = self._shapes.shape(depth).parents
+        parents = shapes.shape(depth).parents
         return Plan(len(parents), parents=parents)
 
     def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
         """Let the shapes of later trees know; see `GrowsTrees`."""
-        if self._shapes is not None:
-            self._shapes.learn(families)
+        state = self._states.get(session_id)
+        if state is not None and state.session.mode in self._shapes:
+            self._shapes[state.session.mode].learn(families)
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Draw whole proposals at once."""
