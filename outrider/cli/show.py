@@ -102,6 +102,9 @@ def _lines(reason: FinishReason, usage: Usage, figures: Figures) -> Iterable[tup
     yield "rollbacks", str(figures.num_rollbacks)
     yield "accepted / tested / drafted", f"{figures.num_accepted} / {figures.num_tested} / {figures.num_drafted}"
     yield "acceptance by position", by_position(figures)
+    predicted = figures.accepted_prediction_tokens + figures.rejected_prediction_tokens
+    if predicted:
+        yield "of what was expected", f"{figures.accepted_prediction_tokens} of {predicted} tokens came true"
     yield "recovered, bonus, plain", f"{figures.num_recovered}, {figures.num_bonus}, {figures.num_plain}"
     yield "model time", f"verify {figures.verify_s:.2f} s of {figures.total_s:.2f} s"
     if figures.drafter:
