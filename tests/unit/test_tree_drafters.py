@@ -94,21 +94,20 @@ def test_a_tree_is_the_same_in_whatever_company_and_after_whatever_was_there_bef
     # Half of a tree of another epoch, then the right one beside another session's run.
     drafter.draw([Work(SessionId("s"), Epoch(Generation(1, 1), 1), ids, 7, BUSH)])
     work = [Work(SessionId("s"), EPOCH, ids, 7, BUSH), Work(SessionId("other"), EPOCH, ids[:9], 1)]
-    for _ in range(30):
+    found = Guessed()
+    while not found.token_ids:
         outcome, other = drafter.draw(work)
         assert isinstance(outcome, Guessed)
         assert isinstance(other, Guessed)
-        if outcome.token_ids:
-            break
-    assert Tree(outcome.token_ids, BUSH, outcome.rows) == expected
+        found = outcome
+    assert Tree(found.token_ids, BUSH, found.rows) == expected
 
 
 def test_plans_are_trees_no_deeper_than_asked_for_except_for_blocks() -> None:
-    ids = prompt(8)
-    for mode in (Mode.GREEDY, Mode.REJECTION):
-        drafter = causal_lm()
-        drafter.open(session(mode=mode), ids)
-        plan = drafter.plan(SessionId("s"), ids, 2)
+    ids, drafter = prompt(8), causal_lm()
+    for name, mode in (("s", Mode.GREEDY), ("r", Mode.REJECTION)):
+        drafter.open(session(name, mode=mode), ids)
+        plan = drafter.plan(SessionId(name), ids, 2)
         assert plan is not None
         assert (plan.count, len(plan.parents), Tree(plan.parents, plan.parents).depth) == (7, 7, 2)
     drafter.open(session("b", mode=Mode.BLOCK), ids)
