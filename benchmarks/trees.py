@@ -4,8 +4,8 @@
 
 Greedy and seeded texts do not depend on the drafter, so they are made once, and rounds are replayed on them: of each
 token it is noted which choice of the draft it would have been. Rejection mode is played, with the engine's passes and
-rules. Shapes come from every other prompt, figures from those between. There are nine kinds of prompts, which take turns:
-eighteen have one of each kind on both sides.
+rules. Shapes come from every other prompt, figures from those between. There are nine kinds of prompts, which take
+turns: eighteen have one of each kind on both sides.
 """
 
 import argparse
