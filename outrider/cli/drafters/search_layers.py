@@ -127,12 +127,14 @@ def _show(found: Sequence[Subset], how: How, passes_s: list[float], drafts_s: li
         costs = Costs(draft_s, passes_s[0], how.round_trip_ms / 1e3, tuple(passes_s))
         rows.append((best_speed(subset.alpha, costs), draft_s, subset))
     if not rows:
-        console.print("the time was over before one layer had been left out")
+        console.print(
+            "the time was over before every layer had been left out once: allow more --minutes, or fewer --tokens"
+        )
         return
     rows.sort(key=lambda row: row[0], reverse=True)
     table = Table(title=f"{positions} positions; a pass takes {1e3 * passes_s[0]:.1f} ms")
     for name in ("speed", "layers", "alpha", "t_d, ms", "t_d / t_v", "gamma", "kept"):
-        table.add_column(name, justify="left" if name == "kept" else "right")
+        table.add_column(name, justify="left" if name == "kept" else "right", overflow="fold")
     for (speed, gamma, pipelined), draft_s, subset in rows[:SHOWN]:
         way = f"{gamma} {'pipelined' if pipelined else 'sequential'}"
         figures = (f"{speed:.2f}", str(len(subset.layers)), f"{subset.alpha:.3f}", f"{1e3 * draft_s:.1f}")
