@@ -23,6 +23,7 @@ def main() -> int:
     """Run, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=300, help="how many (300)")
+    parser.add_argument("--first", type=int, default=1, help="number of the fault to begin with (1)")
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's sequence; a fresh one if unset")
     parser.add_argument("--short-only", action="store_true", help="no fault outlives the keepalive of connections")
     parser.add_argument("--forked", action="store_true", help="fork services instead of loading each: faster starts")
@@ -36,6 +37,7 @@ async def _run(options: argparse.Namespace, seed: int) -> int:
     library = find_library()
     kinds = [kind for kind in Kind if library is not None or kind is not Kind.CLOCK]
     faults = plan(seed, options.faults, kinds=kinds, long_ones=not options.short_only)
+    faults = faults[max(0, options.first - 1) :]
     _say(f"seed {seed}, {len(faults)} faults" + ("" if library else "; clocks cannot be made to jump here"))
     folder = Path(tempfile.mkdtemp(prefix="outrider-chaos-"))
     try:

@@ -233,7 +233,7 @@ class Fleet:
         """Return the process that has opened a connection from a port to a gate."""
         socket_name = f"socket:[{_inode(port, gate_port)}]"
         for name, service in self.services.items():
-            if service.running and socket_name in _open_files(service.pid):
+            if service.running and socket_name in open_files(service.pid):
                 return name
         return CLIENT
 
@@ -267,12 +267,16 @@ def _inode(port: int, peer_port: int) -> str:
     return ""
 
 
-def _open_files(pid: int) -> set[str]:
-    """Return what a process has open, by the kernel's names."""
-    names = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
+def open_files(pid: int) -> set[str]:
+    """Return what a process has open, by the kernel's names; nothing if it has ended."""
+    folder, names = Path(f"/proc/{pid}/fd"), set[str]()
+    try:
+        numbers = os.listdir(folder)
+    except OSError:  # it may end before we hear of it
+        return names
+    for number in numbers:
         with suppress(OSError):  # closed meanwhile
-            names.add(os.readlink(path))
+            names.add(os.readlink(folder / number))
     return names
 
 

@@ -1,13 +1,16 @@
 """What a gate does to the bytes that pass: late, held or cut off, and never others or in another order."""
 
 import asyncio
+import os
 import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.chaos.fleet import open_files
 from tests.chaos.wire import RESET_ON_CLOSE, TO_SOURCE, TO_TARGET, Gate
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -47,6 +50,13 @@ async def answer(pair: Pair, data: bytes, within_s: float = 5.0) -> bytes:
     pair[1].write(data)
     async with asyncio.timeout(within_s):
         return await pair[0].readexactly(len(data))
+
+
+async def gone(gate: Gate) -> None:
+    """Wait until a gate has no connection left."""
+    async with asyncio.timeout(2):
+        while gate.crossings:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_bytes_pass_whole_and_in_order(gate: Gate) -> None:
@@ -131,6 +141,34 @@ async def test_the_end_of_a_process_is_told_to_the_other_side_but_not_through_a_
             assert await pair[0].read(1) == b""
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["near", "far"])
+async def test_a_connection_that_both_sides_have_ended_is_closed(first: int) -> None:
+    """Whoever ends it first: neither gate nor kernel may keep anything of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with Gate("target", listener.getsockname()[1], lambda *_: "source") as gate:
+            ends = [socket.create_connection(("127.0.0.1", gate.port))]
+            ends.append((await asyncio.to_thread(listener.accept))[0])
+            ends[first].shutdown(socket.SHUT_WR)
+            assert await asyncio.to_thread(ends[1 - first].recv, 1) == b""
+            ends[1 - first].sendall(b"the rest")
+            ends[1 - first].close()
+            assert await asyncio.to_thread(ends[first].recv, 99, socket.MSG_WAITALL) == b"the rest"
+            ends[first].close()
+            await gone(gate)
+
+
+async def test_a_connection_that_is_reset_before_it_crosses_leaves_nothing(gate: Gate) -> None:
+    weather = gate.weather("source")
+    weather.cut[TO_TARGET] = True
+    async with connected(gate):
+        while not weather.num_touched:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        before = asyncio.all_tasks()
+        assert weather.reset() == 1
+        await gone(gate)
+        assert len(asyncio.all_tasks()) < len(before), "it is still trying to connect"
+
+
 async def test_where_nobody_listens_a_connection_is_refused() -> None:
     async with Gate("nobody", 1, lambda *_: "source") as gate, connected(gate) as pair:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -147,6 +185,14 @@ async def test_edges_are_told_apart_by_who_connects() -> None:
             assert await answer(other, b"b") == b"b"
             with pytest.raises(TimeoutError):
                 await answer(one, b"b", 0.2)
+
+
+def test_a_process_that_has_ended_has_nothing_open() -> None:
+    """A gate may ask who has connected while the one who has is being killed."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert open_files(process.pid) == set()
+    assert open_files(os.getpid())
 
 
 async def test_an_end_that_is_passed_on_may_meet_the_reset_of_the_other_side() -> None:

@@ -74,6 +74,8 @@ class Side(asyncio.Protocol):
         """What has been read and not been passed on, and when it is due: bytes, none of them at the end of what this
         side's process says, None once the process is gone."""
         self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = self._was_ended = False
+        """Whether this side's process has said all it will, and has been told that the other one has."""
 
     @property
     def is_open(self) -> bool:
@@ -88,8 +90,10 @@ class Side(asyncio.Protocol):
         self._take(data)
 
     def eof_received(self) -> bool:
+        """Stay open for what the other process may still say; nobody but us closes what both have ended."""
+        self._has_ended = True
         self._take(b"")
-        return True
+        return not self._was_ended
 
     def connection_lost(self, error: Exception | None) -> None:
         self._take(None)
@@ -137,8 +141,11 @@ class Side(asyncio.Protocol):
         elif piece:
             self.transport.write(piece)
         else:
+            self._was_ended = True
             with suppress(OSError):  # the process has reset the connection, and this loop has not seen it yet
                 self.transport.write_eof()
+            if self._has_ended:
+                self.transport.close()
 
     def reset(self) -> None:
         """End this side as a lost route does: at once, and with an error."""
@@ -199,15 +206,16 @@ class Crossing:
             self._gate.crossings.discard(self)
 
     def reset(self) -> None:
-        """End both sides at once."""
+        """End both sides at once, and the attempt to connect."""
         self.near.reset()
         self.beyond.reset()
-
-    async def close(self) -> None:
-        """End both sides, and the attempt to connect."""
-        self.reset()
         if self._connecting is not None:
             self._connecting.cancel()
+
+    async def close(self) -> None:
+        """End both sides and the attempt to connect, and wait for the end of it."""
+        self.reset()
+        if self._connecting is not None:
             await asyncio.gather(self._connecting, return_exceptions=True)
 
 
