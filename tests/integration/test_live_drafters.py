@@ -28,7 +28,7 @@ from tests.integration.cluster_bench import Bench, hear, until
 
 HEARTBEAT: dict[str, Any] = {"heartbeat_ttl_s": 0.6}
 GREEDY = SamplingParams(temperature=0.0)
-TOKENS = 500
+TOKENS = 250
 SWAPS = 6
 
 

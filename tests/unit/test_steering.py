@@ -70,6 +70,12 @@ async def test_a_request_that_names_a_drafter_and_one_with_a_prediction_go_befor
     for session in sessions("prompt_lookup"):
         assert await drafter(placed, Wanted("feature", session_id=session)) == ("a", "")
         assert await drafter(placed, Wanted(session_id=session, predicted=True)) == ("follows", "")
+    blues = [worker(each.worker_id, "draft", drafter=each.drafter, label="blue") for each in (A, B)]
+    named = placement(*blues)
+    named.steering.follow(SPLIT)
+    for session in sessions("prompt_lookup"):
+        wanted = Wanted("blue", session_id=session, resident={WorkerId("a"): 50})
+        assert await drafter(named, wanted) == ("a", ""), "its KV is there"
 
 
 def test_who_is_detached_is_shown_and_shown_no_more_when_it_is_back() -> None:
@@ -201,6 +207,7 @@ def test_a_drafter_of_another_sort_is_measured_by_itself_and_drafts_where_the_on
     assert second[2] is not None
     assert first[2] < 1.0 < second[2]
     assert second[:2] == (40, 40)
+    assert session.tuning.pace.alpha.alpha > 0.8, "what the one before had rejected does not count"
 
 
 def test_another_worker_of_the_same_sort_goes_on_from_what_is_known() -> None:
