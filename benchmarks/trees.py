@@ -26,17 +26,19 @@ from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.protocol import DraftSession, Guessed, Work
 from outrider.generation import TextPrompt
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass
-from outrider.messages import SamplingParams, SparseRow
+from outrider.messages import SamplingParams
 from outrider.model.names import DEFAULT_MODEL, ModelSpec, locate
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import Feed, KvSlot, ModelRunner, prefill_plan
 from outrider.noise import Purpose, derive_key, gumbel_field, seed_key
 from outrider.sampling import probabilities
 from outrider.shape import Shape, best_tree, chain
-from outrider.verification import KeyedDraws, Tree, judge_tree, rule_for
+from outrider.verification import KeyedDraws, Tree, TreeJudgement, judge_tree, rule_for
 
 NODES = (3, 5, 7, 11, 15, 23, 31)
 RANKS, DEPTHS = 8, 12
+PLAYED_NODES = 7
+"""In rejection mode."""
 WARM = SamplingParams(temperature=0.7)
 KEY = seed_key(11)
 FIELD = derive_key(KEY, Purpose.FIELD)
@@ -124,10 +126,20 @@ def replayed(all_ranks: Sequence[Sequence[int]], shape: Shape) -> float:
     return sum(map(len, all_ranks)) / num_rounds
 
 
-def played(target: OpenedModel, draft: OpenedModel, prompts: Sequence[list[int]], shape: Shape, tokens: int) -> float:
-    """Return tokens per round in rejection mode, by the engine's passes and rules."""
+def played(
+    target: OpenedModel, draft: OpenedModel, prompts: Sequence[list[int]], shape: Shape | None, tokens: int
+) -> float:
+    """Return tokens per round in rejection mode, by the engine's passes and rules.
+
+    Args:
+        target: what verifies.
+        draft: what drafts.
+        prompts: what is continued.
+        shape: of all trees; None lets the drafter choose, with as many nodes, and learn as it does in service.
+        tokens: of each continuation.
+    """
     num_rounds, num_tokens, rounds = 0, 0, count()
-    drafter = CausalLm(draft.runner, vocab_len=draft.vocabulary.size)
+    drafter = CausalLm(draft.runner, vocab_len=draft.vocabulary.size, tree_nodes=PLAYED_NODES)
     rule, vocab_len = rule_for(Mode.REJECTION), target.vocabulary.size
     for prompt in prompts:
         ids, slot = list(prompt), prefilled(target.runner, prompt[:-1])
@@ -143,6 +155,7 @@ def played(target: OpenedModel, draft: OpenedModel, prompts: Sequence[list[int]]
                 node: probabilities(logits[node + 1 : node + 2], WARM, vocab_len)[0] for node in range(-1, len(tree))
             }
             found = judge_tree(tree, rule, law.__getitem__, len(ids), KeyedDraws(KEY, epoch))
+            drafter.learn(SESSION, followed(tree, found))
             slot.keep((0, *(node + 1 for node in found.path)))
             ids += [*tree.tokens(found.path), found.drawn]
             num_rounds, num_tokens = num_rounds + 1, num_tokens + len(found.path) + 1
@@ -151,17 +164,24 @@ def played(target: OpenedModel, draft: OpenedModel, prompts: Sequence[list[int]]
     return num_tokens / num_rounds
 
 
-def _grown(drafter: CausalLm, ids: list[int], epoch: Epoch, shape: Shape) -> Tree:
-    """Draw a tree of a shape."""
-    while drafter.plan(SESSION, ids, 1) is None:
+def followed(tree: Tree, found: TreeJudgement) -> list[tuple[int, int]]:
+    """Return what a draft worker learns of a verdict."""
+    reached = [tree.families[node] for node in (-1, *found.path) if node in tree.families]
+    taken = [*found.path, None][: len(reached)]
+    return [(len(own), -1 if node is None else own.index(node)) for own, node in zip(reached, taken, strict=True)]
+
+
+def _grown(drafter: CausalLm, ids: list[int], epoch: Epoch, shape: Shape | None) -> Tree:
+    """Draw a tree."""
+    while (plan := drafter.plan(SESSION, ids, PLAYED_NODES)) is None:
         drafter.draw([Work(SESSION, epoch, ids, 0)])
+    parents = plan.parents if shape is None else shape.parents
     while True:
-        [outcome] = drafter.draw([Work(SESSION, epoch, ids, len(shape.parents), shape.parents)])
+        [outcome] = drafter.draw([Work(SESSION, epoch, ids, len(parents), parents)])
         if not isinstance(outcome, Guessed):
             raise outcome.error
         if outcome.token_ids:
-            rows: tuple[SparseRow, ...] = outcome.rows
-            return Tree(outcome.token_ids, shape.parents, rows)
+            return Tree(outcome.token_ids, parents, outcome.rows)
 
 
 def tokenized(prompts: Sequence[LabelledPrompt]) -> list[list[int]]:
@@ -203,11 +223,10 @@ def main() -> None:
             rows.append([mode, nodes + 1, f"{run:.2f}", f"{tree:.2f}", f"{tree / run:.2f}", levels])
             print(rows[-1], flush=True)
         if warm and asked.rejection:
-            shape = best_tree(rates, 7)
-            chosen = prompts[1::2][: asked.rejection]
-            run, tree = (played(target, draft, chosen, each, asked.tokens // 2) for each in (chain(7), shape))
-            levels = "-".join(str(len(level)) for level in shape.levels)
-            rows.append(["rejection, temperature .7", 8, f"{run:.2f}", f"{tree:.2f}", f"{tree / run:.2f}", levels])
+            chosen = prompts[: asked.rejection]
+            run, tree = (played(target, draft, chosen, each, asked.tokens // 2) for each in (chain(PLAYED_NODES), None))
+            ratio = f"{tree / run:.2f}"
+            rows.append(["rejection, temperature .7", PLAYED_NODES + 1, f"{run:.2f}", f"{tree:.2f}", ratio, "learnt"])
             print(rows[-1], flush=True)
     header = ["mode", "rows", "run", "tree", "ratio", "nodes by depth"]
     about = (
