@@ -48,7 +48,7 @@ def law(ids: list[int], tree: Tree, node: int, params: SamplingParams) -> torch.
 
 
 def ranked(values: torch.Tensor, count: int) -> list[int]:
-    return torch.sort(values, descending=True, stable=True).indices[:count].tolist()  # type: ignore[no-any-return]
+    return torch.sort(values, descending=True, stable=True).indices[:count].tolist()
 
 
 @pytest.mark.parametrize("sampling", [None, PENALISED], ids=["plain", "penalised"])
