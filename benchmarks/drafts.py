@@ -9,3 +9,7 @@ CLOSE_SUBSET = (0, 1, 2, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20,
 Mistakes show sooner with it: runs are long, and replacements rare enough to differ from the target's law."""
 CAUSAL_LM = "causal_lm"
 PROMPT_LOOKUP = "prompt_lookup"
+FEATURE = "feature"
+"""The trained draft that ships for the default model."""
+DEFAULT = f"{PROMPT_LOOKUP},{FEATURE}"
+"""What a local cluster drafts with: lookup where it has a match, the trained draft elsewhere."""

@@ -12,9 +12,9 @@ from statistics import median
 
 from rich.console import Console
 
-from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
+from benchmarks.drafts import CAUSAL_LM, DEFAULT, FEATURE, PROMPT_LOOKUP
 from benchmarks.machine import facts
-from benchmarks.prompt_set import LabelledPrompt, load_prompts
+from benchmarks.prompt_set import HELD_OUT, LabelledPrompt, prompts_of
 from benchmarks.results import facts_list, table, write
 from benchmarks.serving import Cores, pinned, real_specs
 from benchmarks.watching import Watched, watch
@@ -25,6 +25,7 @@ from outrider.messages import SamplingParams
 
 DTYPE = "bfloat16"
 KINDS = ("chat", "summarise", "translate", "edit", "code", "answer", "prose")
+ALL_KINDS = (*KINDS, HELD_OUT)
 TEMPERATURES = (0.0, 0.7, 1.0)
 NUM_TOKENS = 96
 SEED = 11
@@ -116,7 +117,7 @@ HEADER = ("kind", "temperature", "automatic to plain", "plain, tokens/s", "plain
 def cells(pairs: Sequence[Pair]) -> list[list[str]]:
     """Return the table's rows, and one over everything."""
     groups = {(pair.kind, pair.temperature) for pair in pairs}
-    order = sorted(groups, key=lambda group: (KINDS.index(group[0]), group[1]))
+    order = sorted(groups, key=lambda group: (ALL_KINDS.index(group[0]), group[1]))
     rows = [
         _row(kind, f"{warmth:g}", [each for each in pairs if (each.kind, each.temperature) == (kind, warmth)])
         for kind, warmth in order
@@ -151,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write down."""
     parser = argparse.ArgumentParser(prog="benchmarks.kinds", description=__doc__)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--drafter", default=PROMPT_LOOKUP, choices=[PROMPT_LOOKUP, CAUSAL_LM])
+    parser.add_argument("--drafter", default=PROMPT_LOOKUP, choices=[PROMPT_LOOKUP, CAUSAL_LM, FEATURE, DEFAULT])
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=ALL_KINDS, help="of prompts")
     parser.add_argument(
         "--quick", action="store_true", help="one prompt of each kind at temperature 0, under another name"
     )
@@ -159,8 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     count, temperatures = (1, TEMPERATURES[:1]) if asked.quick else (asked.prompts, TEMPERATURES)
     machine, cores = facts(), pinned()
-    every = load_prompts()
-    prompts = [each for kind in KINDS for each in [one for one in every if one.kind == kind][:count]]
+    prompts = [each for kind in asked.kinds for each in prompts_of(kind)[:count]]
     pairs = asyncio.run(measure(prompts, temperatures, asked.drafter, cores))
     how = HOW.format(tokens=NUM_TOKENS, dtype=DTYPE, prompts=count, verify=cores.verify, draft=cores.draft,
                      drafter=asked.drafter.replace("_", " "))  # fmt: skip

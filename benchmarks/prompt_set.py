@@ -6,6 +6,8 @@ from pathlib import Path
 
 from outrider.generation import ChatMessage, ChatPrompt, TextPrompt
 
+HELD_OUT = "held_out_chat"
+"""Chat prompts that nothing was trained or tuned on; they are not among the two hundred."""
 FOLDER = Path(__file__).parent / "prompts"
 KINDS = ("chat", "summarise", "translate", "edit", "code", "answer", "prose", "repetition", "unicode")
 
@@ -34,6 +36,11 @@ def load_prompts() -> list[LabelledPrompt]:
     lines = {kind: _read(kind) for kind in KINDS}
     longest = max(len(prompts) for prompts in lines.values())
     return [lines[kind][index] for index in range(longest) for kind in KINDS if index < len(lines[kind])]
+
+
+def prompts_of(kind: str) -> list[LabelledPrompt]:
+    """Return the prompts of one kind, held-out ones too."""
+    return _read(kind)
 
 
 def demo_prompts() -> list[LabelledPrompt]:

@@ -54,7 +54,7 @@ def real_specs(
 
     Args:
         dtype: of target and draft.
-        drafters: of `CAUSAL_LM` (a subset of the target's layers) and `PROMPT_LOOKUP`.
+        drafters: kinds, or several with commas; `CAUSAL_LM` is a subset of the target's layers.
         threads: of the verifier's model and of the draft model.
         cores: where the roles run.
         context_len: most tokens of a session.
@@ -68,7 +68,8 @@ def real_specs(
         settings = {**model, "DRAFTER": kind}
         if kind == CAUSAL_LM:
             settings["LAYERS"] = ",".join(map(str, LAYER_SUBSET))
-        specs.append(ServiceSpec(f"draft-{kind.replace('_', '-')}", "draft", _prefixed("DRAFT", settings), cores.draft))
+        name = "draft-" + kind.replace("_", "-").replace(",", "-")
+        specs.append(ServiceSpec(name, "draft", _prefixed("DRAFT", settings), cores.draft))
     return specs
 
 
