@@ -29,6 +29,8 @@ from tests.integration.cluster_bench import Bench, hear, until
 HEARTBEAT: dict[str, Any] = {"heartbeat_ttl_s": 0.6}
 GREEDY = SamplingParams(temperature=0.0)
 TOKENS = 250
+LONG = 1200
+"""Tokens of a generation that is still running when a drafter has been looked for again."""
 SWAPS = 6
 
 
@@ -117,7 +119,7 @@ async def test_a_session_whose_only_drafter_is_detached_goes_on_plain_and_drafts
     store = cluster.bench.store_url
     for name in ("toy-1", "prompt_lookup"):
         await asyncio.to_thread(live.detach, name, store=store)
-    task = asyncio.create_task(hear(cluster.client, ask("on a ", max_tokens=TOKENS)))
+    task = asyncio.create_task(hear(cluster.client, ask("on a ", max_tokens=LONG)))
     assert cluster.app.watch is not None
     await cluster.app.watch.look()
     await until(lambda: cluster.app.sessions is not None and len(cluster.app.sessions.running()) == 1)
@@ -125,7 +127,7 @@ async def test_a_session_whose_only_drafter_is_detached_goes_on_plain_and_drafts
     await asyncio.to_thread(live.attach, "toy-1", store=store)
     await until(lambda: cluster.seated("toy") == 1)
     heard = await task
-    assert heard.token_ids == expected("on a ", TOKENS)
+    assert heard.token_ids == expected("on a ", LONG)
     assert heard.finished.figures.num_plain > 0
     assert heard.finished.figures.num_accepted > 0
 

@@ -61,6 +61,6 @@ def test_a_tree_that_does_not_end_its_epoch_is_found() -> None:
 
 def test_acceptance_by_length_rather_than_epoch_is_found() -> None:
     setting = Setting(
-        num_tokens=4, speculation=DEEP, trouble=(("timer", 1),), chain=mistakes.AcceptsByLength, trees=True
+        num_tokens=4, speculation=DEEP, trouble=(("break", 1),), chain=mistakes.AcceptsByLength, trees=True
     )
     assert "never proposed" in found(setting).violation
