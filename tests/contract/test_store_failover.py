@@ -146,6 +146,8 @@ async def test_a_full_disk_is_a_pause(kind: str, tmp_path: Path) -> None:
             assert writer.logged == confirmed
             resource.prlimit(node.server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
             await writer.confirmed()
+        # While it syncs, a server that syncs every second answers before it has written (docs/operations.md).
+        await until(node.url, ("INFO", "persistence"), "'aof_buffer_length': 0,")
         await node.kill()
         await node.server.start()
         await assert_log(node.url, writer)

@@ -219,14 +219,15 @@ class Rogue(draft_pb2_grpc.DraftServiceServicer):
 
     async def _propose(self, address: str) -> Any:
         """Open the one stream to the verifier, with an honest hello."""
-        if self.call is None:
-            self._channel = channel(address)
-            self.call = verify_pb2_grpc.VerifyServiceStub(self._channel).Propose()
-            spoken = types_pb2.Vocabulary(fingerprint=VOCABULARY.fingerprint, size=VOCABULARY.size)
-            hello = verify_pb2.ProposeHello(worker_id="rogue", vocabulary=spoken)
-            await self.call.write(verify_pb2.ProposeRequest(hello=hello))
-            await self.call.read()
-        return self.call
+        async with self._turn:
+            if self.call is None:
+                self._channel = channel(address)
+                self.call = verify_pb2_grpc.VerifyServiceStub(self._channel).Propose()
+                spoken = types_pb2.Vocabulary(fingerprint=VOCABULARY.fingerprint, size=VOCABULARY.size)
+                hello = verify_pb2.ProposeHello(worker_id="rogue", vocabulary=spoken)
+                await self.call.write(verify_pb2.ProposeRequest(hello=hello))
+                await self.call.read()
+            return self.call
 
     async def close(self) -> None:
         if self.call is not None:
