@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from outrider.cli.keys import app as keys_app
-from outrider.cli.local import AUTO, LocalSettings, stages
+from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import Client, ClientTls, client_tls
@@ -53,9 +53,9 @@ class Models:
 
     target: str = DEFAULT_MODEL
     """Target: the packaged model's name, a folder, a .gguf file, or a hub id."""
-    draft: str = AUTO
+    draft: str = PROMPT_LOOKUP
     """prompt-lookup, off, layers:0,1,29 (of the target), feature, feature:DIR, medusa:DIR (trained for it), a model, or
-    one of those behind prompt-lookup+ where lookup has nothing; auto: the best that ships for the target."""
+    one of those behind prompt-lookup+ where lookup has nothing; auto: lookup and the draft that ships."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     """Type of weights and KV."""
     threads: int = 0
