@@ -10,15 +10,15 @@ from outrider.store.connect import StoreClient, open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.registry import Registry
 from outrider.store.sessions import SessionStore
-from tests.contract.servers import cluster, program
+from tests.contract.servers import REDIS, cluster, program
+
+KINDS = ["valkey", pytest.param("redis", marks=REDIS), "valkey cluster", pytest.param("redis cluster", marks=REDIS)]
 
 
-@pytest.fixture(scope="session", params=["valkey", "redis", "valkey cluster", "redis cluster"])
+@pytest.fixture(scope="session", params=KINDS)
 async def store_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """URL of a server with an append-only file, or of three masters; Valkey's, and Debian's Redis's if there."""
     kind, _, clustered = request.param.partition(" ")
-    if program(kind) is None:
-        pytest.skip("redis-server is not on PATH")
     if clustered:
         async with cluster(kind) as nodes:
             yield f"redis+cluster://127.0.0.1:{nodes[0].port}"

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from redis.asyncio import Redis
 
 from outrider.store.embedded import EmbeddedServer, find_server
@@ -24,6 +25,10 @@ def program(kind: str) -> Path | None:
         return find_server()
     found = shutil.which("redis-server")
     return Path(found) if found else None
+
+
+REDIS = pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")
+"""Of tests that need Debian's Redis; Valkey comes in a package, so that it is always there."""
 
 
 def free_port() -> int:

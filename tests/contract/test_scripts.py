@@ -6,8 +6,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from outrider.ids import SessionId, TokenClass, WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.store.connect import open_client
@@ -15,7 +13,7 @@ from outrider.store.embedded import EmbeddedServer
 from outrider.store.records import KvLocation, LogSlice
 from outrider.store.registry import Registry
 from outrider.store.sessions import SessionStore
-from tests.contract.servers import command, program
+from tests.contract.servers import REDIS, command, program
 from tests.contract.writer import PROMPT, PROMPT_CLASSES, STATE
 
 CALL = re.compile(r"redis\.p?call\('([A-Za-z]+)'")
@@ -28,7 +26,7 @@ def scripts() -> dict[str, str]:
     return {path.name: path.read_text("utf-8") for path in folder.iterdir() if path.name.endswith(".lua")}
 
 
-@pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")
+@REDIS
 async def test_every_command_in_a_script_is_as_old_as_redis_6_2() -> None:
     used = sorted({name.lower() for text in scripts().values() for name in CALL.findall(text)})
     assert "append" in used

@@ -21,10 +21,9 @@ from outrider.store.connect import open_client
 from outrider.store.errors import SessionNotFound
 from outrider.store.records import KvLocation, Lease, LogSlice
 from outrider.store.sessions import SessionStore
-from tests.contract.servers import Address, Node, cluster, program, until
+from tests.contract.servers import REDIS, Address, Node, cluster, until
 from tests.contract.writer import PROMPT, PROMPT_CLASSES, STATE, Writer, open_session
 
-REDIS = pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")
 KINDS = ["valkey", pytest.param("redis", marks=REDIS)]
 LONG_KINDS = ["valkey", pytest.param("redis", marks=[REDIS, pytest.mark.slow])]
 """Of tests that take seconds: a run for the impatient leaves the second one out."""

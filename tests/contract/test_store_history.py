@@ -16,9 +16,8 @@ from outrider.store.connect import open_client
 from outrider.store.sessions import SessionStore
 from tests.contract.history import History, violations
 from tests.contract.owners import STATE, Mishaps, Owner
-from tests.contract.servers import Node, program
+from tests.contract.servers import REDIS, Node
 
-REDIS = pytest.mark.skipif(program("redis") is None, reason="redis-server is not on PATH")
 KINDS = ["valkey", pytest.param("redis", marks=[REDIS, pytest.mark.slow])]
 
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import secrets
-import shutil
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +20,7 @@ from outrider.store.errors import SessionNotFound
 from outrider.store.sessions import SessionStore
 from outrider.tier.server import BlockServer, TierError
 from tests.authority import Authority, Identity
+from tests.contract.servers import REDIS, free_port, program
 from verify_service.config import VerifySettings
 
 
@@ -95,16 +94,6 @@ def tier_of(url: str, shown: Identity | None) -> BlockServer:
     return BlockServer(told.url, secrets.token_hex(8), ttl_s=60, max_blocks=4, timeout_s=1.0, tls=told.tls)
 
 
-def free_port() -> int:
-    """Return a port that is free together with the cluster's own, 10,000 above it."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with suppress(OSError), socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 10_000))
-            return port
-
-
 async def take_all_slots(url: str) -> None:
     """Make a server a cluster of its own."""
     admin: Any = Redis.from_url(url)
@@ -169,20 +158,18 @@ async def test_a_connection_that_comes_back_shows_the_new_certificate(valkey_url
     assert gate.shown == ["orchestrator", "orchestrator-renewed"]
 
 
+@REDIS
 @pytest.mark.parametrize("in_cluster", [False, True], ids=["single", "cluster"])
 async def test_redis_with_tls_of_its_own_is_reached_alone_and_as_a_cluster(
     authority: Authority, tmp_path: Path, in_cluster: bool
 ) -> None:
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("redis-server is not on PATH")
     server, ours, port = authority.issue("127.0.0.1"), authority.issue("orchestrator"), free_port()
     arguments = ["--tls-port", str(port), "--tls-cert-file", server.cert, "--tls-key-file", server.key]
     arguments += ["--tls-ca-cert-file", server.ca]
     if in_cluster:
         arguments += ["--cluster-enabled", "yes", "--tls-cluster", "yes"]
     scheme = "rediss+cluster" if in_cluster else "rediss"
-    async with EmbeddedServer(tmp_path / "data", program=Path(program), arguments=tuple(arguments)) as running:
+    async with EmbeddedServer(tmp_path / "data", program=program("redis"), arguments=tuple(arguments)) as running:
         if in_cluster:
             await take_all_slots(running.url)
         client = client_of(f"{scheme}://127.0.0.1:{port}", ours.ca, ours)

@@ -1,10 +1,8 @@
 """The tier's commands on real servers: Valkey and Redis."""
 
 import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +10,14 @@ from redis import Redis
 
 from outrider.store.embedded import EmbeddedServer
 from outrider.tier.server import BlockServer, TierError
+from tests.contract.servers import REDIS, program
 
 TTL_S = 30.0
 
 
-@pytest.fixture(scope="module", params=["valkey", "redis"])
+@pytest.fixture(scope="module", params=["valkey", pytest.param("redis", marks=REDIS)])
 async def tier_url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    program = None if request.param == "valkey" else shutil.which("redis-server")
-    if request.param == "redis" and program is None:
-        pytest.skip("redis-server is not on PATH")
-    async with EmbeddedServer(program=Path(program) if program else None) as server:
+    async with EmbeddedServer(program=program(request.param)) as server:
         yield server.url
 
 
