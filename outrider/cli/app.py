@@ -15,7 +15,7 @@ from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
-from outrider.client import Client, ClientTls, client_tls
+from outrider.client import RETRY, Client, ClientTls, Retry, client_tls
 from outrider.cluster import LocalCluster
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.generation import (
@@ -38,6 +38,8 @@ app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate draf
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 console = Console(highlight=False)
 
+MOST_WAIT_S = 86_400.0
+"""Longest that a command goes on trying."""
 WARM_UP_TOKENS = 8
 """Tokens generated and thrown away before a comparison, so that neither side pays for first use."""
 
@@ -207,6 +209,7 @@ def generate(
     *,
     address: str = "127.0.0.1:7400",
     api_key: str | None = None,
+    wait_s: float | None = None,
     tls: Tls = DEFAULT_TLS,
     ask: Ask = DEFAULT_ASK,
 ) -> None:
@@ -216,10 +219,12 @@ def generate(
         prompt: What to ask; "-" reads standard input.
         address: host:port of an orchestrator; of several, comma-separated, another one goes on where one is lost.
         api_key: Key to show; unset: what OUTRIDER_API_KEY holds, which other users of this machine cannot see.
+        wait_s: Seconds without a new token, as long as nobody answers, before it gives up; unset: 30, or 30 tries.
         tls: How to speak to it.
         ask: What is asked for.
     """
-    go(_generate(_addresses(address), api_key, tls.client(), ask.request(prompt), origins=ask.origins))
+    addresses, retry = _addresses(address), RETRY if wait_s is None else _trying_for(wait_s)
+    go(_generate(addresses, api_key, tls.client(), retry, ask.request(prompt), origins=ask.origins))
 
 
 @app.command
@@ -294,10 +299,27 @@ def _addresses(text: str) -> tuple[str, ...]:
     return found
 
 
+def _trying_for(wait_s: float) -> Retry:
+    """Return the retry that goes on for so long, however many tries that makes.
+
+    Raises:
+        InvalidRequest: it is out of its range.
+    """
+    if not 0.0 <= wait_s <= MOST_WAIT_S:
+        raise InvalidRequest("wait_s", wait_s, f"0 to {MOST_WAIT_S:g}")
+    return Retry(max_attempts=sys.maxsize, max_total_s=wait_s)
+
+
 async def _generate(
-    addresses: Sequence[str], api_key: str | None, tls: ClientTls | None, request: GenerationRequest, *, origins: bool
+    addresses: Sequence[str],
+    api_key: str | None,
+    tls: ClientTls | None,
+    retry: Retry,
+    request: GenerationRequest,
+    *,
+    origins: bool,
 ) -> None:
-    async with Client(addresses, tls=tls, api_key=api_key) as client:
+    async with Client(addresses, retry=retry, tls=tls, api_key=api_key) as client:
         _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -110,9 +111,13 @@ async def test_a_bad_option_is_one_line_that_names_it_and_status_1(toys: Toys, o
     assert "Traceback" not in errors
 
 
-async def test_an_address_where_nobody_listens_is_one_line_and_status_1() -> None:
-    status, _, errors = await outrider("generate", "the cat ", "--address", "127.0.0.1:1")
+async def test_an_address_where_nobody_listens_is_one_line_and_status_1_once_it_was_waited_for() -> None:
+    status, _, errors = await outrider("generate", "the cat ", "--address", "127.0.0.1:1", "--wait-s", "1.5")
     assert (status, errors.count("\n"), errors[:7]) == (1, 1, "error: ")
+    tried = re.search(r"gave up after (\d+) tries in ([\d.]+) s", errors)
+    assert tried is not None, errors
+    assert int(tried[1]) >= 3
+    assert float(tried[2]) <= 1.5
 
 
 async def test_an_address_that_is_none_is_named() -> None:
@@ -170,6 +175,8 @@ async def test_a_prompt_may_begin_with_a_hyphen_and_come_from_standard_input(toy
         (("run", "hi", "--target", "toy", "--draft", "layers:a"), "draft"),
         (("generate", "hi", "--seed", "-5", "--temperature", "1"), "seed"),
         (("generate", "caf\udce9"), "prompt"),
+        (("generate", "hi", "--wait-s", "-1"), "wait_s"),
+        (("generate", "hi", "--wait-s", "nan"), "wait_s"),
         (("up", "--target", "toy", "--listen", "256.1.1.1:1"), "cannot listen"),
     ],
 )
