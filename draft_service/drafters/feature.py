@@ -136,7 +136,7 @@ class FeatureDrafter:
             state = self._states[work.session_id]
             if work.count and self._lag(state, work.ids) <= MAX_ROWS:
                 feeds[index] = _feed(state, work.ids, wanted=True)
-            elif passes_left and self._is_behind(state, work.ids):
+            elif passes_left and self._is_behind(state, work):
                 passes_left -= 1
                 feeds[index] = _feed(state, work.ids, wanted=False)
         logits = self._run(feeds)
@@ -176,12 +176,17 @@ class FeatureDrafter:
         num_rows = len(ids) - 1
         return num_rows - state.settle(num_rows) if num_rows > 0 else 0
 
-    def _is_behind(self, state: _State, ids: Sequence[int]) -> bool:
-        """Whether there are rows to be computed ahead of a draw, and room for them."""
-        missing = self._lag(state, ids)
+    def _is_behind(self, state: _State, work: Work) -> bool:
+        """Whether there are rows to be computed ahead of a draw, and room for them.
+
+        A proposal under way has room, and waits for the whole text, also where late features have set it back.
+        """
+        missing, num_rows = self._lag(state, work.ids), len(work.ids) - 1
+        if work.count:
+            return missing > MAX_ROWS
         if not state.wanting:
-            missing -= max(0, len(ids) - 1 - state.features.end)
-        return missing > MAX_ROWS and len(ids) < self.info.context_len and self._reserve(state, len(ids) - 1)
+            missing -= max(0, num_rows - state.features.end)
+        return missing > MAX_ROWS and num_rows + 1 < self.info.context_len and self._reserve(state, num_rows)
 
     def _run(self, feeds: dict[int, _Feed]) -> dict[int, Tensor]:
         """Compute feeds in as few passes as hold them; return the laws that are wanted, [1, draft_vocab_size] each."""
@@ -238,7 +243,7 @@ class FeatureDrafter:
     def _outcome(self, work: Work, logits: Tensor | None) -> Outcome:
         state = self._states[work.session_id]
         if logits is None:
-            return Guessed(caught_up=not self._is_behind(state, work.ids))
+            return Guessed(caught_up=not self._is_behind(state, work))
         try:
             history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
             return guess_ranked(logits, self._ranked, state.session, len(work.ids), work.epoch, history)

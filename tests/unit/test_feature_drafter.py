@@ -208,6 +208,22 @@ def test_features_that_came_are_used_ahead_of_the_next_guess_and_those_to_come_a
     assert [outcome.caught_up for outcome in outcomes] == [False, False, True, True, True, True]
 
 
+@pytest.mark.parametrize("length", [90, 97, 98, 128])
+def test_a_proposal_that_late_features_set_back_is_drawn_to_its_end(length: int) -> None:
+    """However many rows that leaves: what is drawn already has no features, and still counts as text."""
+    text = prompt(length, 2)
+    drafter = opened(text, 0)
+    planned(drafter, "s", text, 6)
+    grown = list(text)
+    for step in range(12):
+        if step == 3:
+            drafter.take_features(sent(text, 0, length - 1))
+        grown += guesses(drafter.draw([Work(S, EPOCH, grown, length + 6 - len(grown))])[0]).token_ids
+        if len(grown) == length + 6:
+            return
+    raise AssertionError(f"{len(grown) - length} of 6 tokens were drawn")
+
+
 def test_one_catch_up_at_a_time_and_nobody_is_held_up_by_it() -> None:
     drafter, long = feature_drafter(), prompt(300)
     for name in ("a", "b"):
