@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _shadow(limits: Limits, target: str, answers: IO[str]) -> None:
     settings = DraftSettings.load()
+    check(settings)
     drafter = load_drafter(settings, lambda *_: None).drafter
     wants = bool(drafter.info.feature_layers)
     if wants and not target:
@@ -76,6 +77,18 @@ def _shadow(limits: Limits, target: str, answers: IO[str]) -> None:
         if teacher is not None and not passes.one_s and len(session.token_ids) >= limits.gamma + 2:
             passes = teacher.passes(session.token_ids, limits.gamma)
     _say(answers, "passes", asdict(passes))
+
+
+def check(settings: DraftSettings) -> None:
+    """Refuse what a replay does not tell the figures of: it goes by places of a run, and a tree has other ones.
+
+    Raises:
+        FailedPrecondition: the settings ask for trees.
+    """
+    if settings.tree_nodes:
+        raise FailedPrecondition(
+            f"{settings.variable('tree_nodes')} is {settings.tree_nodes}, and must be 0 here: a replay goes by runs"
+        )
 
 
 def open_teacher(target: str, settings: DraftSettings) -> Teacher:

@@ -10,17 +10,18 @@ import pytest
 import torch
 from rich.console import Console
 
+from draft_service.config import DraftSettings
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.features import Features
 from draft_service.drafters.prompt_lookup import PromptLookup
 from draft_service.drafters.protocol import Drafter, DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
 from draft_service.drafters.toy import noisy
 from draft_service.replay import replay
-from draft_service.shadow import Limits, shadowed
+from draft_service.shadow import Limits, check, shadowed
 from draft_service.teacher import Teacher
 from outrider.cli.app import app
 from outrider.cli.shadow.summary import MEANINGS, Summary, lines, report, tables
-from outrider.errors import InvalidRequest
+from outrider.errors import FailedPrecondition, InvalidRequest
 from outrider.gamma import Costs
 from outrider.ids import Mode, SessionId
 from outrider.messages import SamplingParams, TargetFeatures
@@ -181,6 +182,12 @@ def test_sessions_that_the_drafter_cannot_read_are_left_out_with_the_reason() ->
     long = replace(logged(), token_ids=(1,) * 300)
     assert "context of 256" in shadowed(drafter(1.0), None, long, Limits(4, 1000)).skipped
     assert not shadowed(drafter(1.0), None, long, Limits(4, 100)).skipped
+
+
+def test_a_drafter_of_trees_is_refused_by_the_name_of_its_setting() -> None:
+    with pytest.raises(FailedPrecondition, match="OUTRIDER_DRAFT_TREE_NODES is 7, and must be 0"):
+        check(DraftSettings(drafter="toy", tree_nodes=7))
+    check(DraftSettings(drafter="toy"))
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
