@@ -11,7 +11,6 @@ Files in one folder, mapped into memory rather than read:
 Laws are kept for the last prompt position and the answer, which is what drafts are trained on.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import FailedPrecondition
+from outrider.training.about import check_same, describe, is_described
 from outrider.training.texts import Ints, Texts
 
 TOP = 24
@@ -78,11 +78,11 @@ class Cache:
             FailedPrecondition: It is of something else, or there is no room for it.
         """
         self.key = key
-        fresh = not (folder / "about.json").exists()
+        fresh = not is_described(folder)
         if fresh:
             _check_room(folder, key.num_bytes, disk_limit)
         else:
-            _check_same(folder, key)
+            check_same(folder, asdict(key), "hidden states")
         tokens = key.num_tokens
         mode = "w+" if fresh else "r+"
         self._features = _mapped(folder / "features.bin", np.uint16, mode, (tokens, key.hidden_size))
@@ -90,7 +90,7 @@ class Cache:
         self.law_probs: NDArray[Any] = _mapped(folder / "law_probs.bin", np.float16, mode, (tokens, TOP))
         self.done: NDArray[Any] = _mapped(folder / "done.bin", np.uint8, mode, (key.num_texts,))
         if fresh:
-            (folder / "about.json").write_text(json.dumps(asdict(key), indent=2) + "\n")
+            describe(folder, asdict(key))
 
     def features(self, start: int, end: int) -> Tensor:
         """Return features of positions, [end - start, hidden] bfloat16, copied."""
@@ -180,17 +180,6 @@ def _check_room(folder: Path, needed: int, limit: int) -> None:
                 f"the hidden states need {needed / 2**30:.2f} GiB of disk, {name} is {max(0, room) / 2**30:.2f} GiB: "
                 "train on fewer tokens, raise the limit, or choose another --out"
             )
-
-
-def _check_same(folder: Path, key: CacheKey) -> None:
-    """Refuse a cache of something else; see `Cache`."""
-    found = json.loads((folder / "about.json").read_text())
-    differing = [name for name, value in asdict(key).items() if found.get(name) != value]
-    if differing:
-        raise FailedPrecondition(
-            f"{folder} holds hidden states of another training ({', '.join(differing)} differ): remove it, or choose "
-            "another --out"
-        )
 
 
 def _mapped(path: Path, dtype: Any, mode: str, shape: tuple[int, ...]) -> NDArray[Any]:

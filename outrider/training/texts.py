@@ -7,6 +7,7 @@ temperature     float32, n: of the answer; 0 is greedy
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,21 @@ def texts_of(parts: list[tuple[list[int], int, float]], vocab_size: int) -> Text
         np.concatenate([np.zeros(1, np.int64), lengths.cumsum()]),
         np.array([prompt for _, prompt, _ in parts], dtype=np.int64),
         np.array([temperature for _, _, temperature in parts], dtype=np.float32),
+    )
+
+
+def joined_texts(parts: Sequence[Texts]) -> Texts:
+    """Return the texts of several files, one after another.
+
+    Args:
+        parts: At least one.
+    """
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Texts(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([np.zeros(1, np.int64), lengths.cumsum()]),
+        np.concatenate([part.prompt_lengths for part in parts]),
+        np.concatenate([part.temperature for part in parts]),
     )
 
 

@@ -7,6 +7,8 @@ begin with words that questions and requests begin with. Given prompts are repea
 until there is enough.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,12 @@ from typing import Any
 
 import torch
 
+from outrider.errors import FailedPrecondition
 from outrider.model.loader import end_token_ids
 from outrider.prompts import Prompt
+from outrider.training.about import check_same, describe, is_described
 from outrider.training.kinds.protocol import Target
-from outrider.training.texts import MIN_ANSWER, Texts, read_texts, texts_of, write_texts
+from outrider.training.texts import MIN_ANSWER, Texts, joined_texts, read_texts, texts_of, write_texts
 
 TEMPERATURES = (0.0, 0.7, 0.7, 1.0)
 """Of answers, in turn: a quarter is greedy, which acceptance at temperature 0 is measured on."""
@@ -51,16 +55,10 @@ class Wish:
     seed: int = 1
 
 
-@dataclass(slots=True)
-class _Part:
-    """Texts of one batch."""
-
-    path: Path
-    texts: list[tuple[list[int], int, float]]
-
-
 def written(target: Target, wish: Wish, prompts: Sequence[Prompt], folder: Path, on_progress: Progress) -> Texts:
-    """Have texts written, taking up what an interrupted call left; blocks for long.
+    """Have texts written; blocks for long.
+
+    Each batch is a file as soon as it is there, so an interrupted call loses one batch at most: the next goes on.
 
     Args:
         target: Who writes.
@@ -68,20 +66,36 @@ def written(target: Target, wish: Wish, prompts: Sequence[Prompt], folder: Path,
         prompts: What it is asked; empty: it asks itself.
         folder: Where batches are kept.
         on_progress: Told after each batch.
+
+    Raises:
+        FailedPrecondition: The folder has texts of another kind, or the target says next to nothing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    vocab_size, texts, tokens, number = len(target.embedding), [], 0, 0
+    _claim(folder, target, wish, prompts)
+    vocab_size, parts, tokens = len(target.embedding), list[Texts](), 0
     while tokens < wish.tokens:
-        path = folder / f"texts-{wish.seed}-{number:05d}.npz"
+        path = folder / f"texts-{wish.seed}-{len(parts):05d}.npz"
         if not path.exists():
-            write_texts(path, texts_of(_batch(target, wish, prompts, number), vocab_size))
-        part = read_texts(path, vocab_size, 1 << 30)
-        texts += [
-            (part.text(i).tolist(), int(part.prompt_lengths[i]), float(part.temperature[i])) for i in range(len(part))
-        ]
-        tokens, number = tokens + len(part.tokens), number + 1
+            write_texts(path, texts_of(_batch(target, wish, prompts, len(parts)), vocab_size))
+        parts.append(read_texts(path, vocab_size, 1 << 30))
+        tokens += len(parts[-1].tokens)
+        if not tokens and len(parts) == len(TEMPERATURES):
+            raise FailedPrecondition(f"{target.name} gives no answer of at least {MIN_ANSWER} tokens to train on")
         on_progress(tokens)
-    return texts_of(texts, vocab_size)
+    return joined_texts(parts)
+
+
+def _claim(folder: Path, target: Target, wish: Wish, prompts: Sequence[Prompt]) -> None:
+    """Say what a folder's texts are of, or refuse it; texts of several seeds have different names."""
+    asked = json.dumps([(prompt.text, prompt.raw) for prompt in prompts])
+    fields = {
+        "target": target.name, "vocabulary": target.vocabulary.fingerprint, "answer_len": wish.answer_len,
+        "batch": wish.batch, "prompts": hashlib.sha256(asked.encode()).hexdigest() if prompts else "",
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_described(folder):
+        check_same(folder, fields, "texts")
+    else:
+        describe(folder, fields)
 
 
 def _batch(target: Target, wish: Wish, prompts: Sequence[Prompt], number: int) -> list[tuple[list[int], int, float]]:

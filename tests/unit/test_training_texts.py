@@ -182,15 +182,34 @@ def test_given_prompts_are_answered_greedily_by_the_first_batch(target: Target, 
 
 
 def test_writing_goes_on_where_it_was_interrupted_with_the_same_texts(target: Target, tmp_path: Path) -> None:
-    wish = Wish(tokens=250, answer_len=10, batch=4)
+    wish, halved = Wish(tokens=250, answer_len=10, batch=4), tmp_path / "halved"
     whole = written(target, wish, [], tmp_path / "whole", lambda _: None)
 
     def stop(amount: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        written(target, wish, [], tmp_path / "halved", stop)
-    assert written(target, wish, [], tmp_path / "halved", lambda _: None).digest() == whole.digest()
+        written(target, wish, [], halved, stop)
+    kept = {path.name: path.stat().st_mtime_ns for path in halved.glob("*.npz")}
+    assert len(kept) == 1
+    assert written(target, wish, [], halved, lambda _: None).digest() == whole.digest()
+    assert {name: (halved / name).stat().st_mtime_ns for name in kept} == kept, "nothing is written twice"
+    assert len(list(halved.glob("*.npz"))) > 1
+
+
+def test_texts_of_other_prompts_are_not_taken_for_those_of_these(target: Target, tmp_path: Path) -> None:
+    wish = Wish(tokens=10, answer_len=8, batch=2)
+    written(target, wish, [Prompt("a", "w7")], tmp_path, lambda _: None)
+    written(target, replace(wish, tokens=60, seed=2), [Prompt("b", "w7")], tmp_path, lambda _: None)
+    with pytest.raises(FailedPrecondition, match=r"texts of another training \(prompts differ\)"):
+        written(target, wish, [Prompt("a", "w8")], tmp_path, lambda _: None)
+    with pytest.raises(FailedPrecondition, match=r"texts of another training \(answer_len differ\)"):
+        written(target, replace(wish, answer_len=9), [Prompt("a", "w7")], tmp_path, lambda _: None)
+
+
+def test_a_target_that_says_next_to_nothing_is_not_asked_for_ever(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="no answer of at least 3 tokens"):
+        written(target, Wish(tokens=10, answer_len=2, batch=2), [Prompt("a", "w7")], tmp_path, lambda _: None)
 
 
 class Stopping(Watch):
