@@ -41,6 +41,7 @@ from draft_service.events import (
 from outrider.errors import ProtocolError
 from outrider.ids import Epoch, SessionId
 from outrider.messages import DraftCommit, DraftOpen, Pass, Proposal, ProposalHeader, RollbackHint, SparseRow
+from outrider.shape import Shape
 from outrider.verification.tree import ROOT, Tree
 
 FOREVER = 2**31 - 1
@@ -155,7 +156,7 @@ class Window:
             self._draft = None
             self._pass(max(event.until_len, draft.base_len + 1), out)
             return
-        depth = Tree(event.parents, event.parents).depth if event.parents else 0
+        depth = len(Shape(event.parents).levels)
         if not 0 < (depth or event.count) <= draft.count or (depth and len(event.parents) != event.count):
             raise ProtocolError(f"{event.count} tokens planned, {depth} deep, up to {draft.count} asked for")
         draft.count, draft.parents = event.count, event.parents

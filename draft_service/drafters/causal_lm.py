@@ -13,7 +13,7 @@ matter here: a guess may be a different one, and is a guess all the same.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft_service.drafters.growing import Growth, grow, shapes_by_mode
+from draft_service.drafters.growing import Growth, ModeShapes, grow
 from draft_service.drafters.protocol import (
     DrafterInfo,
     DraftSession,
@@ -99,7 +99,7 @@ class CausalLm:
         self._runner = runner
         self._prompt_passes = prompt_passes
         self._prefix_reuse = prefix_reuse
-        self._shapes = shapes_by_mode(tree_nodes if info.trees else 0)
+        self._shapes = ModeShapes(tree_nodes if info.trees else 0)
         self._states: dict[SessionId, _State] = {}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class CausalLm:
         num = min(count, self.info.context_len - len(ids))
         if num <= 0:
             return Plan(0, FOREVER, "context_full")
-        parents = self._shape(state.session, num)
+        parents = self._shapes.parents(state.session.mode, num)
         num = len(parents) or num
         if not self._reserve(state, len(ids) + num):
             return Plan(0, len(ids) + 1, "kv_full")
@@ -126,13 +126,8 @@ class CausalLm:
     def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
         """Let the shapes of later trees know; see `GrowsTrees`."""
         state = self._states.get(session_id)
-        if state is not None and state.session.mode in self._shapes:
-            self._shapes[state.session.mode].learn(families)
-
-    def _shape(self, session: DraftSession, depth: int) -> tuple[int, ...]:
-        """Return the parents of the tree to guess; none where a run is guessed."""
-        shapes = self._shapes.get(session.mode)
-        return shapes.shape(depth).parents if shapes is not None else ()
+        if state is not None:
+            self._shapes.learn(state.session.mode, families)
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one decode pass, and as many prompt passes as are allowed."""

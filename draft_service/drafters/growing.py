@@ -84,13 +84,30 @@ class Shapes:
         return rates
 
 
-def shapes_by_mode(max_nodes: int) -> dict[Mode, Shapes]:
-    """Return what chooses shapes in each mode that has trees; nothing where no tree may have a token.
+class ModeShapes:
+    """Shapes of each mode that has trees; the block rule has none.
 
     Modes accept at different rates: a draw without a seed passes more often than one that has to be the same.
     """
-    modes = (Mode.GREEDY, Mode.COUPLED, Mode.REJECTION) if max_nodes else ()
-    return {mode: Shapes(max_nodes) for mode in modes}
+
+    def __init__(self, max_nodes: int) -> None:
+        """Know nothing yet.
+
+        Args:
+            max_nodes: of a tree; 0: no mode has trees.
+        """
+        modes = (Mode.GREEDY, Mode.COUPLED, Mode.REJECTION) if max_nodes else ()
+        self._shapes = {mode: Shapes(max_nodes) for mode in modes}
+
+    def parents(self, mode: Mode, depth: int) -> tuple[int, ...]:
+        """Return the parents of the best tree no deeper than `depth`, >= 1; none where a run is guessed."""
+        shapes = self._shapes.get(mode)
+        return shapes.shape(depth).parents if shapes is not None else ()
+
+    def learn(self, mode: Mode, families: Sequence[tuple[int, int]]) -> None:
+        """Count one tree; see `Shapes.learn`."""
+        if mode in self._shapes:
+            self._shapes[mode].learn(families)
 
 
 def _mixed(taken: float, tried: float, prior: float) -> float:

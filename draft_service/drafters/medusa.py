@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draft_service.drafters.features import Features
-from draft_service.drafters.growing import Growth, grow, shapes_by_mode
+from draft_service.drafters.growing import Growth, ModeShapes, grow
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Failed, Guessed, Outcome, Plan, Work
 from draft_service.drafters.sampling import Penalised, Ranked, guess_ranked
 from draft_service.window import FOREVER
@@ -25,7 +25,7 @@ from outrider.drafting.medusa import MedusaHeads
 from outrider.ids import SessionId
 from outrider.messages import SparseRow, TargetFeatures
 from outrider.model.packed import packed
-from outrider.verification import Tree
+from outrider.shape import Shape
 
 _MIN_ROWS = 2
 """Rows of a product at least: one alone may come out with other bits than one among others."""
@@ -100,7 +100,7 @@ class Medusa:
             tree_nodes: most tokens of a tree; 0 guesses runs.
         """
         self.info = info
-        self._shapes = shapes_by_mode(tree_nodes)
+        self._shapes = ModeShapes(tree_nodes)
         self._net, self._ranked = net, ranked
         self._states: dict[SessionId, _State] = {}
 
@@ -122,17 +122,14 @@ class Medusa:
             return Plan(0, len(ids) + 1, "no_feature")
         state.source = source
         depth = min(count, room, source + 2 + self._net.num_heads - len(ids))
-        shapes = self._shapes.get(state.session.mode)
-        if shapes is None:
-            return Plan(depth)
-        parents = shapes.shape(depth).parents
-        return Plan(len(parents), parents=parents)
+        parents = self._shapes.parents(state.session.mode, depth)
+        return Plan(len(parents) or depth, parents=parents)
 
     def learn(self, session_id: SessionId, families: Sequence[tuple[int, int]]) -> None:
         """Let the shapes of later trees know; see `GrowsTrees`."""
         state = self._states.get(session_id)
-        if state is not None and state.session.mode in self._shapes:
-            self._shapes[state.session.mode].learn(families)
+        if state is not None:
+            self._shapes.learn(state.session.mode, families)
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Draw whole proposals at once."""
@@ -193,7 +190,7 @@ class Medusa:
     def _grow(self, state: _State, work: Work, feature: Tensor, first: int) -> Guessed:
         """Draw a whole tree: all nodes of one depth have the law of one head."""
         growth, guessed = Growth(work.epoch, len(work.ids), work.parents), Guessed()
-        depth = Tree(work.parents, work.parents).depth
+        depth = len(Shape(work.parents).levels)
         logits = self._net.logits(work.ids[state.source + 1], feature, first, depth)
         history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
         for law in torch.split(logits, 1):

@@ -144,7 +144,7 @@ def test_trees_with_rows_are_drawn_as_the_verifier_would(sampling: SamplingParam
 def test_second_children_are_accepted_too() -> None:
     ranks = Counter[int]()
     table = Table(verify_desk.Desk(), draft_desk.Desk(toy_drafter(7)), asked(Mode.REJECTION, max_tokens=150))
-    shapes = table.drafts.worker._drafter._shapes[Mode.REJECTION]  # type: ignore[attr-defined]
+    shapes = table.drafts.worker._drafter._shapes._shapes[Mode.REJECTION]  # type: ignore[attr-defined]
     learn = shapes.learn
     shapes.learn = lambda families: (ranks.update(rank for _, rank in families), learn(families))
     table.run()
