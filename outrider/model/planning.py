@@ -99,7 +99,7 @@ class Row:
     @property
     def span(self) -> int:
         """Keys up to the end of the row's block."""
-        return (self.position // BLOCK_LEN + 1) * BLOCK_LEN
+        return _span(self.position)
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Planner:
         """Plan a decode pass.
 
         Args:
-            rows: At most the largest class; those of a session side by side, rising.
+            rows: At most the largest class; those of a session side by side, each behind those that it sees.
 
         Returns:
             The shape, and the numbers that `read` takes apart.
@@ -244,27 +244,32 @@ class Planner:
             head, end = rows[start], start + 1
             while end < len(rows) and end - start < most and self._share_a_call(head, rows[end]):
                 end += 1
-            span = max(row.span for row in rows[start:end])
-            yield _Item(start, [row.position for row in rows[start:end]], head.slot, span)
+            positions = [row.position for row in rows[start:end]]
+            yield _Item(start, positions, head.slot, _span(max(positions)))
             start = end
 
     def _add_runs(self, numbers: _Numbers, rows: Sequence[Row], size: int) -> RunShape:
         """Append the tables of runs: first rows, counts, bases, branches of all rows, blocks."""
         items = list(self._items(rows, MAX_RUN))
-        branches = [row.branch.places if row.branch is not None else () for row in rows]
-        width = max(len(places) for places in branches)
+        heads = [rows[item.first].branch for item in items]
+        width = max((len(row.branch.places) for row in rows if row.branch is not None), default=0)
         shape = RunShape(len(items), max(item.span for item in items) // BLOCK_LEN, width)
         numbers.tail += [item.first for item in items] + [len(item.positions) for item in items]
-        heads = [rows[item.first].branch for item in items]
         numbers.tail += [head.base if head is not None else NO_TREE for head in heads]
-        for row, places in zip(rows, branches, strict=True):
-            own = [pool_row(row.slot, place) for place in places]
-            numbers.tail += own + [self.spare_block * BLOCK_LEN] * (width - len(own))
-        numbers.tail += [self.spare_block * BLOCK_LEN] * (width * (size - len(rows)))
+        if width:
+            numbers.tail += self._branches(rows, size, width)
         for item in items:
             blocks = item.slot.blocks[: item.span // BLOCK_LEN]
             numbers.tail += blocks + [self.spare_block] * (shape.blocks - len(blocks))
         return shape
+
+    def _branches(self, rows: Sequence[Row], size: int, width: int) -> list[int]:
+        """Return the pool rows of each row's branch, padded to one width, as are rows that have none."""
+        spare, table = self.spare_block * BLOCK_LEN, list[int]()
+        for row in rows:
+            own = [pool_row(row.slot, place) for place in row.branch.places] if row.branch is not None else []
+            table += own + [spare] * (width - len(own))
+        return table + [spare] * (width * (size - len(rows)))
 
     def _share_a_call(self, row: Row, other: Row) -> bool:
         return row.slot is other.slot and (self.classes.spans_mix or row.span == other.span)
@@ -322,6 +327,10 @@ def read(shape: PassShape, numbers: Tensor, kv: KvCache, workspace: Workspace) -
     own = zip(shape.groups, tail[0::3], tail[1::3], tail[2::3], strict=True)
     groups = [Group(group, rows, at, blocks) for group, rows, at, blocks in own]
     return PassInput(token_ids, positions, kept, PassPlan(kv, write, groups, order, workspace), shape.head)
+
+
+def _span(position: int) -> int:
+    return (position // BLOCK_LEN + 1) * BLOCK_LEN
 
 
 def class_for(count: int, classes: tuple[int, ...]) -> int:
