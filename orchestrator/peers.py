@@ -28,7 +28,6 @@ from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
 from outrider.errors import (
-    Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
     InvalidRequest,
@@ -57,7 +56,7 @@ from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-WORKER_FAILURES = (Unavailable, DeadlineExceeded, Cancelled, PermissionDenied)
+WORKER_FAILURES = (Unavailable, DeadlineExceeded, PermissionDenied)
 """Ends of a stream that say something about the worker; every other says something about this session only."""
 REFUSALS = (InvalidRequest, NotFound, ProtocolError)
 """What every verifier would answer to this session."""

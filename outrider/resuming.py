@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from outrider.backoff import Backoff
 from outrider.errors import (
-    Cancelled,
     HandshakeFailed,
     LeaseLost,
     OutriderError,
@@ -23,8 +22,8 @@ from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Starte
 from outrider.ids import SessionId
 from outrider.store.errors import LeaseHeld
 
-PASSING = (Unavailable, StoreUnavailable, Cancelled)
-"""Errors after which another orchestrator, or a later try, may do. A server that is cut short answers CANCELLED."""
+PASSING = (Unavailable, StoreUnavailable)
+"""Errors after which another orchestrator, or a later try, may do."""
 PASSING_ONCE_BEGUN = (*PASSING, LeaseLost, ResourceExhausted)
 """The same for a generation that has begun: a late call of our own may have taken it over, or there is no room yet."""
 

@@ -22,6 +22,7 @@ from outrider.errors import (
     InvalidRequest,
     OutriderError,
     ResourceExhausted,
+    Unavailable,
     class_of,
     code_of,
 )
@@ -32,6 +33,8 @@ DOMAIN = "outrider"
 """`ErrorInfo.domain` of every error of ours."""
 MAX_MESSAGE_CHARS = 2000
 """A status travels as metadata, which gRPC limits to 8 KiB in all."""
+CANCELLED_HERE = "Locally cancelled by application!"
+"""What grpc.aio says of a call that this side has cancelled."""
 
 
 def status_of(error: OutriderError) -> Status:
@@ -58,7 +61,10 @@ def error_of(status: Status) -> OutriderError:
 
 
 def error_of_call(error: grpc.RpcError) -> OutriderError:
-    """Turn a failed call into our error; one without our details (gRPC's own, or a proxy's) goes by its code."""
+    """Turn a failed call into our error; one without our details (gRPC's own, or a proxy's) goes by its code.
+
+    But a bare CANCELLED that is not of this side's making is what gRPC answers to a call that meets a server's end.
+    """
     if not isinstance(error, grpc.aio.AioRpcError):
         return Internal(f"unexpected kind of RPC error: {error!r}")
     message = error.details() or ""
@@ -67,6 +73,8 @@ def error_of_call(error: grpc.RpcError) -> OutriderError:
     except (ValueError, DecodeError):  # the details contradict the status, or are not a Status at all
         status = None
     if status is None:
+        if error.code() is grpc.StatusCode.CANCELLED and message != CANCELLED_HERE:
+            return Unavailable(f"the server dropped the call, as one does that stops: {message}")
         return handshake_error(message) or _error_by_code(error.code().value[0], message)
     return error_of(status)
 

@@ -32,6 +32,8 @@ Handler = Callable[[Any, Any], Any]
 
 REQUEST_S = 10.0
 """How long a call may take to send its one request, where it has one."""
+LULL_S = 0.05
+"""How long a server that stops still answers, with refusals: long enough for what has arrived already."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -51,8 +53,8 @@ class RpcServer:
             max_message_bytes: largest message to send or take.
             tls: its certificate, and who may call it; None: plaintext for everybody.
         """
-        guard = ErrorInterceptor(tls.callers if tls else Callers())
-        self.server = grpc.aio.server(interceptors=[guard], options=server_options(max_message_bytes))
+        self._guard = ErrorInterceptor(tls.callers if tls else Callers())
+        self.server = grpc.aio.server(interceptors=[self._guard], options=server_options(max_message_bytes))
         self._tls = tls
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -106,8 +108,14 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
-        await self.server.stop(grace_s)
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them. Idempotent.
+
+        gRPC's own refusal is a bare CANCELLED, which a caller may take for its own: hence ours first, for a while.
+        """
+        lull_s = 0.0 if self._guard.is_stopping else min(LULL_S, grace_s)
+        self._guard.is_stopping = True
+        await asyncio.sleep(lull_s)
+        await self.server.stop(grace_s - lull_s)
 
 
 def _is_local(listen: str) -> bool:
@@ -172,11 +180,13 @@ async def _bounded(draining: Awaitable[None], hurry: asyncio.Event, grace_s: flo
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what handlers raise into gRPC statuses; lets nobody reach them who may not."""
+    """Turns what handlers raise into gRPC statuses; lets nobody reach them who may not, or comes too late."""
 
     def __init__(self, callers: Callers) -> None:
         """Keep who may call what."""
         self._callers, self._conclusion = callers, Conclusion()
+        self.is_stopping = False
+        """Whether new calls are refused."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -210,11 +220,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         gRPC keeps what ends a call in the state of the call, a cycle of its own that stays until garbage is collected,
         and with it the frame that ended the call: hence that one has neither request nor error among its variables.
         """
-        callers, conclusion = self._callers, self._conclusion
+        admit, conclusion = self._admit, self._conclusion
 
         async def generating(requests: Any, context: Any) -> AsyncIterator[Any]:
             try:
-                callers.check(method, context)
+                admit(method, context)
                 asked = behaviour(await _only(requests) if one_request else requests, context)
                 async with aclosing(asked) as responses:
                     async for response in responses:
@@ -226,7 +236,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         async def returning(requests: Any, context: Any) -> Any:
             try:
-                callers.check(method, context)
+                admit(method, context)
                 return await behaviour(await _only(requests) if one_request else requests, context)
             except Exception as error:
                 status = conclusion.status(method, error)
@@ -237,6 +247,17 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return generating
         # Health and reflection bring plain generator-like callables of their own; they are left alone.
         return returning if inspect.iscoroutinefunction(behaviour) else behaviour
+
+    def _admit(self, method: str, context: Any) -> None:
+        """Let a call through to its handler.
+
+        Raises:
+            Unavailable: the server stops.
+            PermissionDenied: the peer may not make it.
+        """
+        if self.is_stopping:
+            raise Unavailable("the server stops")
+        self._callers.check(method, context)
 
 
 class _Unreadable:

@@ -135,5 +135,21 @@ def test_details_that_contradict_the_status_are_not_believed() -> None:
     assert type(error_of_call(damaged)) is NotFound
 
 
+@pytest.mark.parametrize(
+    ("details", "cls"), [("CANCELLED", Unavailable), ("Locally cancelled by application!", errors.Cancelled)]
+)
+def test_a_bare_cancelled_is_the_end_of_a_server_unless_this_side_cancelled(
+    details: str, cls: type[OutriderError]
+) -> None:
+    nothing = grpc.aio.Metadata()
+    assert type(error_of_call(grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing, details))) is cls
+
+
+def test_a_cancelled_with_our_details_stays_one() -> None:
+    trailer = grpc.aio.Metadata(("grpc-status-details-bin", status_of(errors.Cancelled("left")).SerializeToString()))
+    answered = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), trailer, "left")
+    assert type(error_of_call(answered)) is errors.Cancelled
+
+
 def test_a_class_outside_the_table_is_internal() -> None:
     assert code_of(OutriderError("bare")) is Code.INTERNAL

@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from outrider.rpc import (
     rpc_errors,
     serve_until_terminated,
 )
+from outrider.v1 import draft_pb2 as pb
 from outrider.v1 import draft_pb2_grpc
 from tests.unit.rpc_harness import (
     SERVICE,
@@ -235,6 +238,43 @@ async def test_sigterm_drains_then_stops_and_lets_running_calls_finish(servicer:
         assert await stream.receive(5) == "goodbye"
         assert await stream.receive(5) == Ended()
         await asyncio.wait_for(life, 5)
+
+
+@asynccontextmanager
+async def unseen_calls(servicer: Servicer, tmp_path: Path, grace_s: float) -> AsyncIterator[list[Any]]:
+    """Yield calls that had arrived at a server, which had not looked at them, when it was stopped."""
+    server = RpcServer()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server.server)
+    address = await server.start(f"unix:{tmp_path}/s", [SERVICE])
+    async with channel(address) as connection:
+        await describe(connection)
+        stub = draft_pb2_grpc.DraftServiceStub(connection)
+        calls = [stub.Describe(pb.DraftServiceDescribeRequest(), timeout=10) for _ in range(16)]
+        await asyncio.sleep(0)  # they set out,
+        time.sleep(0.05)  # noqa: ASYNC251  # and arrive while the server's loop is busy
+        await server.stop(grace_s)
+        yield calls
+
+
+async def test_calls_that_a_stopping_server_has_not_looked_at_are_refused_with_a_reason(
+    servicer: Servicer, tmp_path: Path
+) -> None:
+    async with unseen_calls(servicer, tmp_path, 1.0) as calls:
+        ends = {(await call.code(), await call.details()) for call in calls}
+    assert ends - {(grpc.StatusCode.OK, "")} == {(grpc.StatusCode.UNAVAILABLE, "the server stops")}
+
+
+async def test_calls_that_a_server_without_time_has_not_looked_at_are_unavailable_to_their_client(
+    servicer: Servicer, tmp_path: Path
+) -> None:
+    async def end_of(call: Any) -> type:
+        with rpc_errors():
+            return type(await call)
+
+    async with unseen_calls(servicer, tmp_path, 0.0) as calls:
+        ends = await asyncio.gather(*map(end_of, calls), return_exceptions=True)
+    assert any("dropped the call" in str(end) for end in ends)
+    assert {type(end) for end in ends if isinstance(end, BaseException)} == {Unavailable}
 
 
 async def test_a_drain_that_hangs_is_cut_off_by_a_second_signal(
