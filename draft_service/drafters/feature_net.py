@@ -8,19 +8,19 @@ Rows are laid out, stored and attended like the decode rows of a model: a pool o
 of few fixed sizes. Which sizes give bit-identical rows is found out at the start; a row depends on its session alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from draft_service.drafters.products import joining, product
 from outrider.drafting.feature import FeatureDraft
 from outrider.model.attention import AttentionOptions, PassPlan, Workspace, attend
 from outrider.model.fused import RmsNorm
 from outrider.model.kv import BlockPool, BlockSlot, KvCache
 from outrider.model.memory import KvBudget
-from outrider.model.packed import packed
 from outrider.model.planning import Layout, Planner, Row, RowClasses, read
 from outrider.model.runner import BLOCK_LEN
 
@@ -140,12 +140,10 @@ class _Layer:
         shape = draft.shape
         self._head_dim, self._kv_heads = shape.head_dim, shape.num_kv_heads
         self._heads, self._turned = shape.num_heads, shape.num_heads + shape.num_kv_heads
-        scale = torch.ones(2 * shape.hidden_size)
-        scale[: shape.hidden_size] = shape.embedding_scale
-        self._join = _product(draft.join.weight * scale, dtype)
-        self._qkv, self._out = _product(draft.qkv.weight, dtype), _product(draft.out.weight, dtype)
-        self._gate_up, self._down = _product(draft.gate_up.weight, dtype), _product(draft.down.weight, dtype)
-        self.head = _product(draft.head.weight, dtype)
+        self._join = joining(draft, dtype)
+        self._qkv, self._out = product(draft.qkv.weight, dtype), product(draft.out.weight, dtype)
+        self._gate_up, self._down = product(draft.gate_up.weight, dtype), product(draft.down.weight, dtype)
+        self.head = product(draft.head.weight, dtype)
         self._norms = [_Norm(norm, shape.rms_eps, dtype) for norm in (draft.norm_in, draft.norm_mid, draft.norm_out)]
         self._options = AttentionOptions(shape.head_dim**-0.5)
 
@@ -182,10 +180,3 @@ class _Norm(RmsNorm):
         stock.weight = norm.weight.detach().to(dtype)
         stock.variance_epsilon = epsilon
         super().__init__(stock)
-
-
-def _product(weight: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return the product with a weight [out, in], packed where that is possible."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-    return cast(Callable[[Tensor], Tensor], packed(linear).forward)

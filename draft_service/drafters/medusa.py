@@ -9,7 +9,7 @@ Which feature a proposal is drawn from is settled when it is planned. No head se
 count depends on positions alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from draft_service.drafters.features import Features
 from draft_service.drafters.growing import Growth, ModeShapes, grow
+from draft_service.drafters.products import joining, product
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Failed, Guessed, Outcome, Plan, Work
 from draft_service.drafters.sampling import Penalised, Ranked, guess_ranked
 from draft_service.window import FOREVER
 from outrider.drafting.medusa import MedusaHeads
 from outrider.ids import SessionId
 from outrider.messages import SparseRow, TargetFeatures
-from outrider.model.packed import packed
 from outrider.shape import Shape
 
 _MIN_ROWS = 2
@@ -55,16 +55,13 @@ class MedusaNet:
         """
         self.num_heads, self.hidden_size, self.dtype = heads.shape.num_medusa_heads, heads.shape.hidden_size, dtype
         self._embedding = embedding.to(dtype)
-        self._heads = heads
-        scale = torch.ones(2 * self.hidden_size)
-        scale[: self.hidden_size] = heads.shape.embedding_scale
-        self._join = _product(heads.join.weight * scale, None, dtype)
+        self._join = joining(heads, dtype)
         blocks = cast(Sequence[nn.Linear], heads.blocks)
-        self._blocks = _product(
-            torch.cat([block.weight for block in blocks]), torch.cat([block.bias for block in blocks]), dtype
+        self._blocks = product(
+            torch.cat([block.weight for block in blocks]), dtype, torch.cat([block.bias for block in blocks])
         )
         self._norm = heads.norm_out.to(dtype)
-        self._head = _product(heads.head.weight, None, dtype)
+        self._head = product(heads.head.weight, dtype)
 
     def logits(self, token_id: int, feature: Tensor, first: int, count: int) -> Tensor:
         """Return what heads say of one place.
@@ -197,12 +194,3 @@ class Medusa:
             wide = self._ranked.widened(law).expand(len(growth.level), -1)
             guessed = grow(state.session, growth, wide, history)
         return guessed
-
-
-def _product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return the product with a weight [out, in], packed where that is possible."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach().to(dtype), requires_grad=False)
-    return cast(Callable[[Tensor], Tensor], packed(linear).forward)
