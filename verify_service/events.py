@@ -102,9 +102,11 @@ class Test:
     @property
     def feed_parents(self) -> tuple[int, ...]:
         """Parents of all that is fed; none where it is a run, be it that of a tree with one branch."""
+        tree = self.tree
+        if tree is None or tree.is_chain:
+            return ()
         before = self.num_fed_before
-        parents = (*range(-1, before - 1), *(parent + before for parent in self.parents))
-        return () if parents == tuple(range(-1, len(self.feed) - 1)) or not self.parents else parents
+        return (*range(-1, before - 1), *(parent + before for parent in self.parents))
 
     def accepted(self, judged: Judged) -> tuple[int, ...]:
         """Return the tokens that are committed as they were proposed."""

@@ -58,9 +58,8 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
         session.held_row = rows[-1].clone()
     committed = [*test.accepted(judged), *([] if judged.drawn is None else [judged.drawn])]
     if session.opened.num_logprobs >= 0:
-        own = [0, *(node + 1 for node in judged.path)] if tree is not None else list(range(len(committed)))
-        vocab_rows = rows[own, : session.vocab_len]
-        session.logprobs += token_logprobs(vocab_rows, committed, session.opened.num_logprobs)
+        own = rows[: len(committed)] if tree is None else rows[[0, *(node + 1 for node in judged.path)]]
+        session.logprobs += token_logprobs(own[:, : session.vocab_len], committed, session.opened.num_logprobs)
     if session.history is not None:
         session.history.advance(committed)
     return judged

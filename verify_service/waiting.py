@@ -24,6 +24,10 @@ class Waiting:
         """Count the positions that are taken: of a tree its depth."""
         return self.run_len + (self.tree.depth if self.tree is not None else 0)
 
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self._runs) or self.tree is not None
+
     @property
     def run_len(self) -> int:
         """Tokens of all runs."""
