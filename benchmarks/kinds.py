@@ -12,9 +12,9 @@ from statistics import median
 
 from rich.console import Console
 
-from benchmarks.drafts import CAUSAL_LM, DEFAULT, FEATURE, PROMPT_LOOKUP
+from benchmarks.drafts import CAUSAL_LM, FEATURE, LOOKUP_THEN_FEATURE, PROMPT_LOOKUP
 from benchmarks.machine import facts
-from benchmarks.prompt_set import HELD_OUT, LabelledPrompt, prompts_of
+from benchmarks.prompt_set import HELD_OUT, prompts_of
 from benchmarks.results import facts_list, table, write
 from benchmarks.serving import Cores, pinned, real_specs
 from benchmarks.watching import Watched, watch
@@ -22,6 +22,7 @@ from outrider.client import Client
 from outrider.cluster import LocalCluster
 from outrider.generation import GenerationRequest, SpeculationChoice
 from outrider.messages import SamplingParams
+from outrider.prompts import Prompt
 
 DTYPE = "bfloat16"
 KINDS = ("chat", "summarise", "translate", "edit", "code", "answer", "prose")
@@ -64,9 +65,7 @@ class Pair:
         return self.wide.rate / self.plain.rate
 
 
-async def measure(
-    prompts: Sequence[LabelledPrompt], temperatures: Sequence[float], drafter: str, cores: Cores
-) -> list[Pair]:
+async def measure(prompts: Sequence[Prompt], temperatures: Sequence[float], drafter: str, cores: Cores) -> list[Pair]:
     """Answer every prompt at every temperature."""
     pairs: list[Pair] = []
     async with AsyncExitStack() as stack:
@@ -84,9 +83,7 @@ async def measure(
     return pairs
 
 
-async def _pair(
-    clients: Sequence[Client], prompt: LabelledPrompt, temperature: float, drafter: str, *, swap: bool
-) -> Pair:
+async def _pair(clients: Sequence[Client], prompt: Prompt, temperature: float, drafter: str, *, swap: bool) -> Pair:
     narrow, wide = clients
     request = _request(prompt, temperature, OFF, drafter)
     # Whoever comes first reads the prompt for both, which no rate counts.
@@ -98,9 +95,9 @@ async def _pair(
     return Pair(prompt.kind, temperature, plain, automatic, both)
 
 
-def _request(prompt: LabelledPrompt, temperature: float, choice: SpeculationChoice, drafter: str) -> GenerationRequest:
+def _request(prompt: Prompt, temperature: float, choice: SpeculationChoice, drafter: str) -> GenerationRequest:
     return GenerationRequest(
-        prompt.prompt,
+        prompt.asked,
         max_tokens=NUM_TOKENS,
         sampling=SamplingParams(temperature=temperature),
         seed=SEED if temperature else None,
@@ -152,7 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write down."""
     parser = argparse.ArgumentParser(prog="benchmarks.kinds", description=__doc__)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--drafter", default=PROMPT_LOOKUP, choices=[PROMPT_LOOKUP, CAUSAL_LM, FEATURE, DEFAULT])
+    parser.add_argument(
+        "--drafter", default=PROMPT_LOOKUP, choices=[PROMPT_LOOKUP, CAUSAL_LM, FEATURE, LOOKUP_THEN_FEATURE]
+    )
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=ALL_KINDS, help="of prompts")
     parser.add_argument(
         "--quick", action="store_true", help="one prompt of each kind at temperature 0, under another name"

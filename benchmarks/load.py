@@ -159,7 +159,7 @@ def _batched(process: OneProcess, kinds: Sequence[str]) -> Callable[[int], Await
 
 def _prompts(level: int, kinds: Sequence[str]) -> list[TextPrompt | ChatPrompt]:
     """Return as many prompts, the kinds in turn; from the start again where there are too few."""
-    prompts = [prompt.prompt for prompt in load_prompts() if prompt.kind in kinds]
+    prompts = [prompt.asked for prompt in load_prompts() if prompt.kind in kinds]
     return list(islice(cycle(prompts), level))
 
 

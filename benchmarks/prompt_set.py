@@ -1,10 +1,8 @@
 """The two hundred prompts of `benchmarks/prompts/`; its README says where they are from."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.generation import ChatMessage, ChatPrompt, TextPrompt
+from outrider.prompts import Prompt, read_prompts
 
 HELD_OUT = "held_out_chat"
 """Chat prompts that nothing was trained or tuned on; they are not among the two hundred."""
@@ -12,50 +10,18 @@ FOLDER = Path(__file__).parent / "prompts"
 KINDS = ("chat", "summarise", "translate", "edit", "code", "answer", "prose", "repetition", "unicode")
 
 
-@dataclass(frozen=True, slots=True)
-class LabelledPrompt:
-    """A prompt and what kind of work it asks for."""
-
-    name: str
-    """Kind and line number, such as "edit-7"."""
-    kind: str
-    text: str
-    raw: bool
-    """Whether the text is continued as it is, without the chat template."""
-    demo: bool
-    """Whether it belongs to the small set."""
-
-    @property
-    def prompt(self) -> TextPrompt | ChatPrompt:
-        """What a client sends."""
-        return TextPrompt(self.text) if self.raw else ChatPrompt((ChatMessage("user", self.text),))
-
-
-def load_prompts() -> list[LabelledPrompt]:
+def load_prompts() -> list[Prompt]:
     """Return all prompts, the kinds taking turns, so that any prefix of the list is varied."""
-    lines = {kind: _read(kind) for kind in KINDS}
-    longest = max(len(prompts) for prompts in lines.values())
-    return [lines[kind][index] for index in range(longest) for kind in KINDS if index < len(lines[kind])]
+    by_kind = [prompts_of(kind) for kind in KINDS]
+    longest = max(map(len, by_kind))
+    return [prompts[index] for index in range(longest) for prompts in by_kind if index < len(prompts)]
 
 
-def prompts_of(kind: str) -> list[LabelledPrompt]:
+def prompts_of(kind: str) -> list[Prompt]:
     """Return the prompts of one kind, held-out ones too."""
-    return _read(kind)
+    return read_prompts(FOLDER / f"{kind}.jsonl")
 
 
-def demo_prompts() -> list[LabelledPrompt]:
+def demo_prompts() -> list[Prompt]:
     """Return the small set: one prompt of nearly every kind."""
     return [prompt for prompt in load_prompts() if prompt.demo]
-
-
-def _read(kind: str) -> list[LabelledPrompt]:
-    lines = (FOLDER / f"{kind}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_parse(kind, number, json.loads(line)) for number, line in enumerate(lines, 1)]
-
-
-def _parse(kind: str, number: int, fields: dict[str, object]) -> LabelledPrompt:
-    text = str(fields["text"])
-    if "document" in fields:
-        document = (FOLDER / "documents" / f"{fields['document']}.txt").read_text(encoding="utf-8")
-        text = f"{text}\n\n{document.rstrip()}"
-    return LabelledPrompt(f"{kind}-{number}", kind, text, bool(fields.get("raw")), bool(fields.get("demo")))

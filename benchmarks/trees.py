@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.drafts import LAYER_SUBSET
 from benchmarks.machine import facts
-from benchmarks.prompt_set import LabelledPrompt, load_prompts
+from benchmarks.prompt_set import load_prompts
 from benchmarks.results import facts_list, table, write
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.protocol import DraftSession, Guessed, Work
@@ -31,6 +31,7 @@ from outrider.model.names import DEFAULT_MODEL, ModelSpec, locate
 from outrider.model.opening import OpenedModel, open_model
 from outrider.model.runner import Feed, KvSlot, ModelRunner, prefill_plan
 from outrider.noise import Purpose, derive_key, gumbel_field, seed_key
+from outrider.prompts import Prompt
 from outrider.sampling import probabilities
 from outrider.shape import Shape, best_tree, chain
 from outrider.verification import KeyedDraws, Tree, TreeJudgement, judge_tree, rule_for
@@ -184,12 +185,12 @@ def _grown(drafter: CausalLm, ids: list[int], epoch: Epoch, shape: Shape | None)
             return Tree(outcome.token_ids, parents, outcome.rows)
 
 
-def tokenized(prompts: Sequence[LabelledPrompt]) -> list[list[int]]:
+def tokenized(prompts: Sequence[Prompt]) -> list[list[int]]:
     """Return the ids of prompts, as an orchestrator makes them."""
     tokenizer = AutoTokenizer.from_pretrained(locate(DEFAULT_MODEL, lambda _stage, _part: None))
     found: list[list[int]] = []
     for each in prompts:
-        prompt = each.prompt
+        prompt = each.asked
         if isinstance(prompt, TextPrompt):
             found.append(list(tokenizer.encode(prompt.text)))
             continue

@@ -4,7 +4,7 @@ A line of a `.jsonl` file is an object with a `text`, and, where they are wanted
 
     document    name of a text that follows the prompt: NAME.txt in the folder `documents` beside the file
     raw         true: the text is continued as it is, without the chat template
-    demo        true: the prompt belongs to a small set; read and not used here
+    demo        true: the prompt belongs to a small set
 
 Every other file has one prompt a line, as plain text. Empty lines are skipped.
 """
@@ -33,6 +33,13 @@ class Prompt:
     text: str
     raw: bool = False
     """Whether the text is continued as it is, without the chat template."""
+    demo: bool = False
+    """Whether it belongs to a small set."""
+
+    @property
+    def kind(self) -> str:
+        """The file's name without its ending, such as "edit"."""
+        return self.name.rpartition("-")[0]
 
     @property
     def asked(self) -> TextPrompt | ChatPrompt:
@@ -69,7 +76,7 @@ def _json_lines(path: Path, lines: Iterable[tuple[int, str]]) -> Iterable[Prompt
         text = fields["text"]
         if "document" in fields:
             text = f"{text}\n\n{_document(path, number, fields['document'])}"
-        yield Prompt(f"{path.stem}-{number}", text, fields.get("raw", False))
+        yield Prompt(f"{path.stem}-{number}", text, fields.get("raw", False), fields.get("demo", False))
 
 
 def _fields(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
 from benchmarks.exactness.outcome import Outcome
 from benchmarks.exactness.twins import GREEDY, add_counts
-from benchmarks.prompt_set import LabelledPrompt
 from benchmarks.serving import Progress, Reply, ask_all
 from outrider.client import Client
 from outrider.generation import GenerationRequest, SpeculationChoice
 from outrider.model.loader import load
 from outrider.model.names import ModelSpec
+from outrider.prompts import Prompt
 
 TIE = 1e-3
 """Logits this close count as equal."""
@@ -38,7 +38,7 @@ class Stock:
         torch.set_num_threads(1)
         self.model, self.tokenizer = load(ModelSpec(dtype=DTYPE))
 
-    def encode(self, prompt: LabelledPrompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """Turn a prompt into ids without any of the orchestrator's code."""
         if prompt.raw:
             ids = self.tokenizer(prompt.text)["input_ids"]
@@ -65,7 +65,7 @@ class Stock:
 
 
 async def check_stock(
-    client: Client, prompts: Sequence[LabelledPrompt], num_tokens: int, progress: Progress = lambda *_: None
+    client: Client, prompts: Sequence[Prompt], num_tokens: int, progress: Progress = lambda *_: None
 ) -> Outcome:
     """Ask a float32 cluster, then the stock model, and compare ids and text.
 
@@ -78,7 +78,7 @@ async def check_stock(
     outcome, started_s = Outcome("float32"), time.monotonic()
     requests = [
         GenerationRequest(
-            prompt.prompt, max_tokens=num_tokens, sampling=GREEDY, speculation=SPECULATION, drafter=drafter
+            prompt.asked, max_tokens=num_tokens, sampling=GREEDY, speculation=SPECULATION, drafter=drafter
         )
         for prompt, drafter in zip(prompts, _alternating(len(prompts)), strict=True)
     ]
@@ -95,7 +95,7 @@ def _alternating(num: int) -> list[str]:
     return [(CAUSAL_LM, PROMPT_LOOKUP)[index % 2] for index in range(num)]
 
 
-def _compare(outcome: Outcome, stock: Stock, prompt: LabelledPrompt, request: GenerationRequest, reply: Reply) -> None:
+def _compare(outcome: Outcome, stock: Stock, prompt: Prompt, request: GenerationRequest, reply: Reply) -> None:
     ids = stock.encode(prompt)
     expected = stock.generate(ids, request.max_tokens or 0)
     add_counts(outcome, reply.finished.figures, len(reply.token_ids))
@@ -115,7 +115,7 @@ def _compare(outcome: Outcome, stock: Stock, prompt: LabelledPrompt, request: Ge
         outcome.mismatches.append(f"{line}; {got[at : at + 3]}, expected {expected[at : at + 3]}, {request.drafter}")
 
 
-def _compare_text(outcome: Outcome, stock: Stock, prompt: LabelledPrompt, reply: Reply) -> None:
+def _compare_text(outcome: Outcome, stock: Stock, prompt: Prompt, reply: Reply) -> None:
     """The same ids have to be the same text; the end of sequence is no text."""
     end = stock.tokenizer.eos_token_id
     ids = list(reply.token_ids)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from benchmarks.drafts import CAUSAL_LM, PROMPT_LOOKUP
 from benchmarks.exactness.outcome import Outcome
-from benchmarks.prompt_set import LabelledPrompt
 from benchmarks.serving import Progress, Reply, ask_all
 from outrider.client import Client
 from outrider.generation import Figures, GenerationRequest, SpeculationChoice
 from outrider.ids import Mode
 from outrider.messages import SamplingParams
+from outrider.prompts import Prompt
 
 GAMMAS = (1, 2, 4, 8)
 WINDOW_FACTORS = (1, 2, 4)
@@ -58,7 +58,7 @@ class Setting:
 class Case:
     """A prompt under a setting."""
 
-    prompt: LabelledPrompt
+    prompt: Prompt
     setting: Setting
     request: GenerationRequest
 
@@ -78,7 +78,7 @@ def settings() -> list[Setting]:
     return every
 
 
-def make_cases(prompts: Sequence[LabelledPrompt], mode: Mode, num_tokens: int) -> list[Case]:
+def make_cases(prompts: Sequence[Prompt], mode: Mode, num_tokens: int) -> list[Case]:
     """Give every prompt a setting, and in coupled mode parameters and a seed.
 
     Raises:
@@ -90,7 +90,7 @@ def make_cases(prompts: Sequence[LabelledPrompt], mode: Mode, num_tokens: int) -
     for index, (prompt, setting) in enumerate(zip(prompts, itertools.cycle(settings()), strict=False)):
         coupled = mode is Mode.COUPLED
         request = GenerationRequest(
-            prompt.prompt,
+            prompt.asked,
             max_tokens=num_tokens,
             sampling=COUPLED[index % len(COUPLED)] if coupled else GREEDY,
             seed=1000 + index if coupled else None,
@@ -104,7 +104,7 @@ def make_cases(prompts: Sequence[LabelledPrompt], mode: Mode, num_tokens: int) -
 
 async def check_twins(
     client: Client,
-    prompts: Sequence[LabelledPrompt],
+    prompts: Sequence[Prompt],
     mode: Mode,
     num_tokens: int,
     progress: Progress = lambda *_: None,

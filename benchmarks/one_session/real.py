@@ -62,7 +62,7 @@ async def measure_real(
             for arm in arms:
                 arm.repetitions.append(await measure(arm, _requests(arm.choice, arm.drafter, num_prompts)))
             for other in alone:
-                await other.repeat([prompt.prompt for prompt in demo_prompts()[:num_prompts]], NUM_TOKENS)
+                await other.repeat([prompt.asked for prompt in demo_prompts()[:num_prompts]], NUM_TOKENS)
     rows = [row("default target", arm, Costs(0.0, arm.pass_s)) for arm in (plain, plain_wide)]
     costs = [_outside("default target, plain", plain)]
     for drafter, (sequential, pipelined) in drafted.items():
@@ -103,7 +103,7 @@ def _requests(choice: SpeculationChoice, drafter: str, num_prompts: int) -> list
     greedy = SamplingParams(temperature=0.0)
     return [
         GenerationRequest(
-            prompt.prompt, max_tokens=NUM_TOKENS, sampling=greedy, speculation=choice, drafter=drafter, ignore_eos=True
+            prompt.asked, max_tokens=NUM_TOKENS, sampling=greedy, speculation=choice, drafter=drafter, ignore_eos=True
         )
         for prompt in demo_prompts()[:num_prompts]
     ]

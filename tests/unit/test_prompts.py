@@ -21,17 +21,18 @@ def _file(folder: Path, name: str, text: str) -> Path:
 def test_the_prompts_of_the_benchmarks_can_be_read(path: Path) -> None:
     prompts = read_prompts(path)
     assert [prompt.name for prompt in prompts] == [f"{path.stem}-{number}" for number in range(1, len(prompts) + 1)]
-    assert all(prompt.text for prompt in prompts)
+    assert all(prompt.text and prompt.kind == path.stem for prompt in prompts)
 
 
 def test_json_lines_may_refer_to_documents_and_be_continued_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "letter.txt").write_text("Dear Sir\n", encoding="utf-8")
-    lines = '{"text": "Correct this.", "document": "letter"}\n\n{"text": "Once", "raw": true, "demo": false}\n'
+    lines = '{"text": "Correct this.", "document": "letter"}\n\n{"text": "Once", "raw": true, "demo": true}\n'
     first, second = read_prompts(_file(tmp_path, "a.jsonl", lines))
     assert first.asked == ChatPrompt((ChatMessage("user", "Correct this.\n\nDear Sir"),))
     assert second.asked == TextPrompt("Once")
     assert second.name == "a-3"
+    assert (first.demo, second.demo) == (False, True)
 
 
 def test_other_files_have_a_text_a_line(tmp_path: Path) -> None:
