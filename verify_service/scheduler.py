@@ -6,17 +6,18 @@ counts alone, never by what its tokens are.
 
 Nobody waits without bound. A session that holds its KV and has something to feed gets rows within `longest_wait` decode
 passes, and commits a token with them: each other session goes first at most once, and a pass that has no row left for
-it was full. Between two of those passes at most `fill_beside` stretches of prompt are computed, however many prompts
-wait. So with n sessions that feed up to w tokens each, two tokens of one are never further apart than
-(n - 1) * w // max_rows + 1 passes, each with a stretch beside it. Nothing is promised to a session that gave its KV up
-for an older one: it goes on when that one lets it; the oldest never gives way.
+it was full, or too full for a block or a tree, which are never cut. Between two of those passes at most `fill_beside`
+stretches of prompt are computed, however many prompts wait. So with n sessions that feed up to w tokens each, two
+tokens of one are never further apart than (n - 1) * w // max_rows + 1 passes, or n where it feeds blocks or trees, each
+with a stretch beside it. Nothing is promised to a session that gave its KV up for an older one: it goes on when that
+one lets it; the oldest never gives way.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.errors import ResourceExhausted
-from outrider.ids import Mode, TokenClass
+from outrider.ids import TokenClass
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, ModelInfo
 from verify_service.driver import Driver
 from verify_service.events import Scheduled, Test
@@ -25,19 +26,17 @@ from verify_service.roster import Roster
 from verify_service.sessions import Session
 
 
-def longest_wait(num_sessions: int, max_rows: int, mode: Mode, most_rows: int) -> int:
+def longest_wait(num_sessions: int, max_rows: int, most_rows: int, *, whole: bool = False) -> int:
     """Return how many decode passes it takes at most until a session with something to feed has had its rows.
 
     Args:
         num_sessions: Sessions that hold their KV, itself included.
         max_rows: Rows of the largest pass.
-        mode: Its mode; a block is never cut, and may have to wait until it is first in line. So may a tree.
         most_rows: Most rows that one session wants, at most `max_rows`.
+        whole: Whether it feeds blocks or trees, which are never cut and may have to wait until they are first in line.
     """
     others = num_sessions - 1
-    if mode is Mode.BLOCK:
-        return others + 1
-    return others * most_rows // max_rows + 1
+    return others + 1 if whole else others * most_rows // max_rows + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,8 @@ class Scheduler:
         wanted = session.chain.wants_rows
         if session.chain.wants_all_rows:
             return wanted if wanted <= rows_left or alone else 0
-        return min(wanted, rows_left)
+        # None are left, or fewer, behind a block or a tree that is larger than a pass.
+        return min(wanted, max(0, rows_left))
 
     def _test(self, session: Session, rows: int) -> Test | None:
         try:

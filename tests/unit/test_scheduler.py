@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.ids import Generation, Mode
-from outrider.messages import SamplingParams, Speculation
+from outrider.ids import Generation, Mode, SessionId
+from outrider.messages import Proposal, SamplingParams, Speculation
 from outrider.model.toy import ToyLanguage, ToyRunner
 from tests.unit.verify_desk import VOCAB, Client, Desk, Request, noisy_draft
 from verify_service.engine import EngineSettings
@@ -36,7 +36,7 @@ class Hunger:
             fed = self.hungry.get(session.ticket) != session.chain.committed_len
             self.missed[session.ticket] = 0 if fed else self.missed[session.ticket] + passed
             self.worst = max(self.worst, self.missed[session.ticket])
-            bound = longest_wait(len(sessions), 32, session.chain.mode, most_rows=17)
+            bound = longest_wait(len(sessions), 32, most_rows=17, whole=session.chain.mode is Mode.BLOCK)
             self.bound = max(self.bound, bound)
             assert self.missed[session.ticket] < bound, (session.opened.session_id, len(sessions))
         self.hungry = {session.ticket: session.chain.committed_len for session in sessions if session.chain.wants_rows}
@@ -92,7 +92,24 @@ def test_the_stated_number_of_passes_is_reached_but_not_passed() -> None:
         assert sum(bool(client.output) for client in clients) < wanted
         desk.step()
         assert sum(bool(client.output) for client in clients) == wanted
-    assert longest_wait(9, 32, Mode.GREEDY, most_rows=8) == 3
+    assert longest_wait(9, 32, most_rows=8) == 3
+
+
+def test_trees_wait_until_they_are_first_in_line() -> None:
+    """Three trees of twenty tokens: no two of them fit into one pass of 32, and none is cut."""
+    desk = Desk(ToyRunner(ToyLanguage(VOCAB, seed=5)))
+    clients = [
+        Client(desk, Request(f"s{number}", speculation=Speculation(1, 1, 1)), noisy_draft(0.0)) for number in range(3)
+    ]
+    desk.step()
+    for client in clients:
+        base = len(client.committed)
+        name = SessionId(client.request.session_id)
+        desk.propose(Proposal(name, client.epoch, base, base, base + 1, tuple(range(20)), (), (-1,) * 20))
+    for served in (1, 2, 3):
+        desk.step()
+        assert sum(bool(client.output) for client in clients) == served
+    assert longest_wait(3, 32, most_rows=21, whole=True) == 3
 
 
 def test_planted_mistake_a_session_that_keeps_its_turn_makes_others_wait_too_long(
