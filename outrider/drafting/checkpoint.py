@@ -154,11 +154,10 @@ def load(folder: Path, dtype: torch.dtype = torch.bfloat16, device: str = "cpu")
         draft.load_state_dict(tensors)
     except RuntimeError as error:
         raise FailedPrecondition(f"the draft's {folder / WEIGHTS} does not fit its {CONFIG}: {error}") from error
-    if mean is None:
-        raise FailedPrecondition(f"the draft's {folder / WEIGHTS} has no {_MEAN}")
+    if mean is None or mean.shape != (draft.shape.hidden_size,):
+        raise FailedPrecondition(f"the draft's {folder / WEIGHTS} has no {_MEAN} of {draft.shape.hidden_size} values")
     draft.requires_grad_(False).train(False).to(device=device, dtype=dtype)
-    origin = Origin(config["target"], Vocabulary(**config["target_vocabulary"]), mean, config["recipe"])
-    return Checkpoint(draft, origin)
+    return Checkpoint(draft, Origin(config["target"], _vocabulary(config, folder), mean, config["recipe"]))
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -182,14 +181,25 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _empty(config: Mapping[str, Any], folder: Path) -> Draft:
     """Return a network of the configured kind and shape, its weights still to come."""
-    if config["kind"] not in _KINDS:
-        raise FailedPrecondition(f"the draft's {folder / CONFIG}: kind {config['kind']!r} is not {' or '.join(_KINDS)}")
-    shape_type = _SHAPES[config["kind"]]
+    kind = config["kind"]
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise FailedPrecondition(f"the draft's {folder / CONFIG}: kind {kind!r} is not {' or '.join(_KINDS)}")
+    draft_type, shape_type = _KINDS[kind]
     try:
         shape = shape_type(**{entry.name: config[entry.name] for entry in fields(shape_type)})
+        return cast(Draft, draft_type(shape))
     except KeyError as error:
         raise FailedPrecondition(f"the draft's {folder / CONFIG} lacks {error.args[0]}") from error
-    return cast(Draft, _KINDS[config["kind"]](shape))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FailedPrecondition(f"the draft's {folder / CONFIG} has sizes of no network: {error}") from error
+
+
+def _vocabulary(config: Mapping[str, Any], folder: Path) -> Vocabulary:
+    """Return the target's vocabulary."""
+    try:
+        return Vocabulary(**config["target_vocabulary"])
+    except TypeError as error:
+        raise FailedPrecondition(f"the draft's {folder / CONFIG}: target_vocabulary is none: {error}") from error
 
 
 def _kind(draft: Draft) -> str:
@@ -201,5 +211,5 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-_KINDS: Mapping[str, Any] = {"feature": FeatureDraft, "medusa": MedusaHeads}
-_SHAPES: Mapping[str, Any] = {"feature": FeatureShape, "medusa": MedusaShape}
+_KINDS: Mapping[str, Any] = {"feature": (FeatureDraft, FeatureShape), "medusa": (MedusaHeads, MedusaShape)}
+"""Network and sizes of each kind."""

@@ -1,6 +1,7 @@
 """Networks of trained drafts, and the folders they are kept in."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,12 @@ def test_a_draft_refuses_a_target_with_other_weights(tmp_path: Path) -> None:
         ("kind", "eagle", "kind 'eagle' is not feature or medusa"),
         ("version", 2, "version 2 is not 1"),
         ("feature_layer", -2, "feature_layer -2 is not -1"),
+        ("kind", ["feature"], r"kind \['feature'\] is not feature or medusa"),
         ("hidden_size", 64, "does not fit its config.json"),
+        ("hidden_size", "32", "sizes of no network"),
+        ("num_heads", -3, "sizes of no network"),
+        ("target_vocabulary", {"size": 300}, "target_vocabulary is none: .*fingerprint"),
+        ("target_vocabulary", None, "target_vocabulary is none"),
     ],
 )
 def test_a_configuration_that_is_not_right_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
@@ -129,6 +135,12 @@ def test_a_folder_without_a_draft_is_not_found(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
     (saved(tmp_path) / WEIGHTS).unlink()
     with pytest.raises(NotFound, match=WEIGHTS):
+        checkpoint.load(tmp_path)
+
+
+def test_a_mean_of_another_width_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, net(), replace(origin(), embedding_mean=torch.zeros(31)))
+    with pytest.raises(FailedPrecondition, match="no target_embedding_mean of 32 values"):
         checkpoint.load(tmp_path)
 
 
