@@ -62,8 +62,9 @@ class LayerAgreement:
         if not int(self._scored.sum()):
             raise FailedPrecondition("no text has two tokens behind its prompt: there is nothing to guess")
         self._types = list(getattr(model.config, "layer_types", None) or ())
-        self._truth = self._guesses(self._run(self.all_layers, {"input_ids": self._ids})[-1])
-        self._shares = self._can_share()
+        whole = self._run(self.all_layers, {"input_ids": self._ids})
+        self._truth = self._guesses(whole[-1])
+        self._shares = self._can_share(whole)
 
     @property
     def all_layers(self) -> Layers:
@@ -91,9 +92,12 @@ class LayerAgreement:
                 hidden = self._run(rest, {"input_ids": self._ids})[-1]
             yield Subset(rest, self._agreement(hidden))
 
-    def _can_share(self) -> bool:
-        """Whether layers may be entered in the middle: a model may do more to embeddings than hand them on."""
-        whole = self._run(self.all_layers, {"input_ids": self._ids})
+    def _can_share(self, whole: list[Tensor]) -> bool:
+        """Whether layers may be entered in the middle: a model may do more to embeddings than hand them on.
+
+        Args:
+            whole: hidden states of all layers.
+        """
         tail = self._run(self.all_layers[1:], {"inputs_embeds": whole[1]})
         return torch.equal(tail[-1], whole[-1])
 
@@ -106,13 +110,11 @@ class LayerAgreement:
 
     @contextmanager
     def _keeping(self, layers: Layers) -> Iterator[None]:
-        config = self._model.config
         self._set(nn.ModuleList(self._all[index] for index in layers), [self._types[i] for i in layers if self._types])
         try:
             yield
         finally:
             self._set(nn.ModuleList(self._all), self._types)
-        assert config.num_hidden_layers == len(self._all)
 
     def _set(self, layers: nn.ModuleList, types: list[str]) -> None:
         self._base.layers, self._model.config.num_hidden_layers = layers, len(layers)
