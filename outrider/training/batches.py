@@ -6,7 +6,7 @@ that are trained on begin at the last prompt position, where drafting begins.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,6 +44,11 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens without padding."""
         return sum(self.last) + 2 * len(self.last)
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on a device."""
+        names = ("token_ids", "features", "law_ids", "law_probs", "mask")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def epoch_batches(texts: Texts, numbers: Ints, batch_tokens: int, seed: int) -> list[Ints]:

@@ -9,7 +9,7 @@ Everything is in one folder:
     report.html
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from outrider.model.names import ModelSpec
 from outrider.model.vocabulary import vocabulary
 from outrider.prompts import read_prompts
 from outrider.report.page import save as save_page
-from outrider.training.batches import Batch, assemble
+from outrider.training.batches import assemble
 from outrider.training.cache import Cache, CacheKey, fill
 from outrider.training.kinds.feature import FeatureTrainee, fit_join
 from outrider.training.kinds.medusa import MedusaTrainee, fit_heads
@@ -114,7 +114,7 @@ def train(plan: Plan, schedule: Schedule, watch: Watch) -> tuple[State, bool]:
     parts = split(texts, schedule.seed)
     begun = _begun(plan, target)
     trainee = _trainee(plan, target, texts, parts, schedule) if begun is None else _going_on(plan, target, begun)
-    check_memory(trainee, plan, schedule)
+    check_memory(trainee, schedule)
     cache = _cache(plan, target, texts, trainee, watch)
     if not plan.resume and begun is None:
         _start(trainee, target, cache, texts, parts)
@@ -142,18 +142,16 @@ def check_folder(plan: Plan) -> None:
         raise InvalidRequest("out", str(plan.folder), f"a folder that can be written ({error.strerror})") from error
 
 
-def check_memory(trainee: Trainee, plan: Plan, schedule: Schedule) -> int:
+def check_memory(trainee: Trainee, schedule: Schedule) -> int:
     """Return about how many bytes the steps take beside the target.
 
     Raises:
         FailedPrecondition: There are not as many.
     """
-    weights = sum(weight.numel() for weight in trainee.net.parameters())
-    width = getattr(trainee.net, "head", None)
-    ids = plan.draft_vocab if width is not None else max(weight.shape[0] for weight in trainee.net.parameters())
+    weights, (ids, width) = sum(weight.numel() for weight in trainee.net.parameters()), trainee.head.shape
     # Weights, gradients and two moments in float32, and a copy for products; three copies of every row's law.
-    needed = weights * 18 + schedule.batch_tokens * trainee.depth * (ids * 12 + plan.hidden * 64)
-    device = next(trainee.net.parameters()).device
+    needed = weights * 18 + schedule.batch_tokens * trainee.depth * (ids * 12 + width * 64)
+    device = trainee.head.device
     if needed > free_bytes(device):
         raise FailedPrecondition(
             f"a step takes about {needed / 2**30:.1f} GiB of memory, {free_bytes(device) / 2**30:.1f} GiB are free: "
@@ -230,20 +228,12 @@ def _start(trainee: Trainee, target: Target, cache: Cache, texts: Texts, parts: 
     """Give a draft the start that its kind has."""
     if not trainee.reads_features:
         return
-    batches = [_on(assemble(cache, texts, parts.training[at : at + 8]), target) for at in range(0, FITTED_TEXTS, 8)
-               if at < len(parts.training)]  # fmt: skip
+    fitted, device = parts.training[:FITTED_TEXTS], target.embedding.device
+    batches = [assemble(cache, texts, fitted[at : at + 8]).to(device) for at in range(0, len(fitted), 8)]
     if isinstance(trainee, FeatureTrainee):
         fit_join(trainee, target.model, batches)
     elif isinstance(trainee, MedusaTrainee):
         fit_heads(trainee, batches)
-
-
-def _on(batch: Batch, target: Target) -> Batch:
-    """Move what fitting reads to the target's device."""
-    device = target.embedding.device
-    return replace(
-        batch, token_ids=batch.token_ids.to(device), features=batch.features.to(device), mask=batch.mask.to(device)
-    )
 
 
 def _save(plan: Plan, schedule: Schedule, target: Target, texts: Texts, trainer: Trainer) -> None:

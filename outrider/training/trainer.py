@@ -108,10 +108,7 @@ class Trainer:
             passed, epoch = passed + len(batches), epoch + 1
 
     def _assembled(self, numbers: Ints) -> Batch:
-        batch = assemble(self._material.cache, self._material.texts, numbers)
-        for name in ("token_ids", "features", "law_ids", "law_probs", "mask"):
-            setattr(batch, name, getattr(batch, name).to(self._device))
-        return batch
+        return assemble(self._material.cache, self._material.texts, numbers).to(self._device)
 
     def _step(self, batch: Batch) -> list[StepFigures]:
         """Take one step."""

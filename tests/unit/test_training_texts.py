@@ -277,12 +277,15 @@ def test_nothing_is_resumed_where_there_is_nothing(folder: Path, tmp_path: Path)
         train(plan_of("feature", folder, tmp_path, resume=True), quick(), Watch())
 
 
-def test_steps_that_do_not_fit_into_memory_are_refused(setting: Setting, tmp_path: Path) -> None:
-    plan = Plan(ModelSpec("tiny"), "feature", tmp_path)
-    trainee = setting.trainee("feature")
-    assert 0 < check_memory(trainee, plan, quick()) < 1 << 30
+def test_steps_that_do_not_fit_into_memory_are_refused(setting: Setting) -> None:
+    feature, small = setting.trainee("feature"), setting.trainee("small-lm")
+    assert 0 < check_memory(feature, quick()) < 1 << 30
+    # A chain of 3 over 48 ids of width 32, and single steps over all 96 ids of width 64.
+    for trainee, row_bytes in ((feature, 3 * (48 * 12 + 32 * 64)), (small, 96 * 12 + 64 * 64)):
+        more = [check_memory(trainee, Schedule(batch_tokens=tokens)) for tokens in (1, 101)]
+        assert more[1] - more[0] == 100 * row_bytes
     with pytest.raises(FailedPrecondition, match=r"lower --batch-tokens, --depth or --draft-vocab"):
-        check_memory(trainee, plan, Schedule(batch_tokens=1 << 30))
+        check_memory(feature, Schedule(batch_tokens=1 << 30))
 
 
 @pytest.mark.parametrize(
