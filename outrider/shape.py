@@ -9,13 +9,17 @@ Shapes see rates of verdicts that are past, never tokens: what decides whether a
 it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+
+import numpy as np
+import numpy.typing as npt
 
 Rates = Sequence[Sequence[float]]
 """rates[d][r]: probability that the child of rank r is accepted, given that its parent, at depth d, was. The root has
 depth 0. Of one depth they sum up to at most 1."""
+_Values = npt.NDArray[np.float64]
+_Sizes = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,36 +80,57 @@ def best_tree(rates: Rates, max_nodes: int) -> Shape:
         raise ValueError(f"{max_nodes} nodes over {[len(own) for own in rates]} rates: at least one of each is needed")
     if not all(0.0 <= rate <= 1.0 for own in rates for rate in own):
         raise ValueError("a rate is outside of 0 .. 1")
-
-    @cache
-    def family(depth: int, rank: int, nodes: int) -> tuple[float, tuple[int, ...]]:
-        """Return the best value of the children from `rank` on below a node, and the nodes each of them gets.
-
-        A child of a later rank is tested only behind the earlier ones, so there is none without them.
-        """
-        best: tuple[float, tuple[int, ...]] = (0.0, ())
-        if depth == len(rates) or rank == len(rates[depth]):
-            return best
-        for own in range(1, nodes + 1):
-            value = rates[depth][rank] * (1.0 + family(depth + 1, 0, own - 1)[0])
-            others, sizes = family(depth, rank + 1, nodes - own)
-            if value + others > best[0]:
-                best = (value + others, (own, *sizes))
-        return best
-
-    return _unfold(lambda depth, nodes: family(depth, 0, nodes)[1], max_nodes)
+    chosen: list[list[_Sizes]] = []
+    below = np.zeros(max_nodes + 1)
+    for own in reversed(rates):
+        below, sizes = _family(own, below)
+        chosen.insert(0, sizes)
+    return _unfold(chosen, max_nodes)
 
 
-def _unfold(sizes_below: Callable[[int, int], tuple[int, ...]], max_nodes: int) -> Shape:
-    """Lay a shape out level by level; `sizes_below(depth, nodes)` says how a node's children share its nodes."""
+def _family(rates: Sequence[float], below: _Values) -> tuple[_Values, list[_Sizes]]:
+    """Return what the children of a node add at best, and how they share its nodes.
+
+    A child of a later rank is tested only behind the earlier ones, so there is none without them.
+
+    Args:
+        rates: of each rank.
+        below: [nodes], what so many nodes below one of the children add at best.
+
+    Returns:
+        [nodes] of the same for their parent; of each rank [nodes], how many of those for it and later ranks it gets.
+    """
+    values, sizes = np.zeros_like(below), list[_Sizes]()
+    left = np.arange(len(below))[:, None] - np.arange(1, len(below))
+    for rate in reversed(rates):
+        # [nodes, nodes of this child - 1]
+        either = np.where(left >= 0, rate * (1.0 + below[:-1]) + values[left], 0.0)
+        values = either.max(axis=1)
+        sizes.insert(0, np.where(values > 0.0, either.argmax(axis=1) + 1, 0))
+    return values, sizes
+
+
+def _unfold(chosen: Sequence[Sequence[_Sizes]], max_nodes: int) -> Shape:
+    """Lay a shape out level by level; `chosen[depth][rank][nodes]` says how a node's children share its nodes."""
     parents: list[int] = []
     level = [(-1, max_nodes)]
-    depth = 0
-    while level:
+    for sizes in chosen:
         below: list[tuple[int, int]] = []
         for parent, nodes in level:
-            for own in sizes_below(depth, nodes):
+            for own in _shares(sizes, nodes):
                 below.append((len(parents), own - 1))
                 parents.append(parent)
-        level, depth = below, depth + 1
+        level = below
     return Shape(tuple(parents))
+
+
+def _shares(sizes: Sequence[_Sizes], nodes: int) -> list[int]:
+    """Return how many of a node's nodes each of its children gets; the first that gets none is no child."""
+    shares: list[int] = []
+    for own in sizes:
+        share = int(own[nodes])
+        if not share:
+            break
+        shares.append(share)
+        nodes -= share
+    return shares
