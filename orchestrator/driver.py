@@ -206,7 +206,7 @@ class Driver:
     async def _step(self, event: Event) -> None:
         """Give the machine one event and do what it answers; only the last command of all takes time."""
         if isinstance(event, DrafterChosen | VerifierChosen):
-            if isinstance(event, DrafterChosen) and event.worker_id is not None:
+            if isinstance(event, DrafterChosen) and event.worker_id is not None and self.attached is None:
                 self._witness.chosen(self._peers.known[event.worker_id])
             await self._step(self._tuning.attached(len(self._rounds.tokens)))
         length = len(self._rounds.tokens)
@@ -283,9 +283,7 @@ class Driver:
                 self._spoken.time_to_first_token_s.observe(now_s - self._job.started_s)
             self._round_s = now_s
         self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
-        self._spoken.guarantee_void.inc(max(0, verdict.guarantee_void - self._meter.guarantee_void))
-        self._meter.guarantee_void = max(self._meter.guarantee_void, verdict.guarantee_void)
-        self._meter.add_stale(self._peers.opened, verdict.num_stale)
+        self._spoken.guarantee_void.inc(self._meter.add_totals(self._peers.opened, verdict))
         self._witness.observe(committed)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:

@@ -78,8 +78,8 @@ class Meter:
         self._times = {"queue": 0.0, "verify": 0.0, "network": 0.0, "commit": 0.0}
         self._drafted: dict[Generation, DraftStatus] = {}
         self._fingerprints: list[str] = []
-        self.guarantee_void = 0
-        self._stale: dict[Generation, int] = {}
+        self._streams: dict[Generation, tuple[int, int]] = {}
+        """Late proposals, and voids of the guarantee, of each stream to a verifier."""
         self.speculation_off = ""
         self.drafter = ""
 
@@ -134,9 +134,17 @@ class Meter:
         if fingerprint and self._fingerprints[-1:] != [fingerprint]:
             self._fingerprints.append(fingerprint)
 
-    def add_stale(self, opened: Generation, num_stale: int) -> None:
-        """Note how many proposals have come too late on the stream that was opened in a generation."""
-        self._stale[opened] = max(num_stale, self._stale.get(opened, 0))
+    def add_totals(self, opened: Generation, verdict: Verdict) -> int:
+        """Note what a verdict says of all its stream so far; return how often more the guarantee was void.
+
+        Args:
+            opened: generation in which the stream was opened; each begins at nought.
+            verdict: the latest one.
+        """
+        num_stale, num_void = self._streams.get(opened, (0, 0))
+        total = max(num_stale, verdict.num_stale), max(num_void, verdict.guarantee_void)
+        self._streams[opened] = total
+        return total[1] - num_void
 
     def add_time(self, name: str, seconds: float) -> None:
         """Add to the time of "network" or "commit"."""
@@ -158,7 +166,7 @@ class Meter:
             num_accepted=counts["accepted"],
             tested_per_position=tuple(self._tested),
             accepted_per_position=tuple(self._accepted),
-            num_stale=sum(self._stale.values()),
+            num_stale=sum(num_stale for num_stale, _ in self._streams.values()),
             num_plain=counts["plain"],
             num_recovered=counts["recovered"],
             num_bonus=counts["bonus"],
@@ -172,7 +180,7 @@ class Meter:
             time_to_first_token_s=max(0.0, self._first_s - self._started_s) if tokens else 0.0,
             total_s=max(0.0, now_s - self._started_s),
             speculation_off=self.speculation_off,
-            guarantee_void=self.guarantee_void,
+            guarantee_void=sum(num_void for _, num_void in self._streams.values()),
             engine_fingerprint=" -> ".join(self._fingerprints),
             drafter=self.drafter,
         )

@@ -428,7 +428,7 @@ class Verdict(_message.Message):
     num_rows: _builtins.int
     """Rows of the pass, all sessions, before padding."""
     guarantee_void: _builtins.int
-    """Times so far in this session that announced tokens went untested by the drafter's doing (rejection modes)."""
+    """Times so far in this session, on this stream, that announced tokens went untested by the drafter's doing (rejection modes)."""
     num_stale: _builtins.int
     """Proposals so far in this session, on this stream, that came too late to be tested."""
     @_builtins.property

@@ -1,6 +1,7 @@
 """Figures: every counter equals a recount, made here in another way, of the round log."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -111,12 +112,15 @@ def test_a_proposal_that_was_never_tested_is_drafted_and_not_rejected() -> None:
     assert figures.draft_s == pytest.approx(6.0)
 
 
-def test_proposals_that_came_too_late_are_counted_over_all_streams() -> None:
-    """Each verdict tells the total of its own stream; the next stream begins at 0."""
-    meter = Meter(0.0)
-    for opened, num_stale in ((1, 0), (1, 2), (1, 2), (2, 0), (2, 1)):
-        meter.add_stale(Generation(1, opened), num_stale)
-    assert meter.figures(1.0).num_stale == 3
+def test_what_verdicts_say_of_their_stream_is_summed_over_all_streams() -> None:
+    """Each verdict tells totals of its own stream; the next stream begins at 0."""
+    meter, new = Meter(0.0), []
+    for opened, num_stale, num_void in ((1, 0, 1), (1, 2, 1), (1, 2, 3), (2, 0, 0), (2, 1, 2), (2, 1, 2)):
+        told = replace(verdict("a"), num_stale=num_stale, guarantee_void=num_void)
+        new.append(meter.add_totals(Generation(1, opened), told))
+    assert new == [1, 0, 2, 0, 2, 0]
+    figures = meter.figures(1.0)
+    assert (figures.num_stale, figures.guarantee_void) == (3, 5)
 
 
 def test_what_was_tested_since_the_last_report_took_as_long_per_token() -> None:
