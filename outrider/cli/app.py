@@ -13,6 +13,7 @@ from rich.console import Console
 
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
+from outrider.cli.ranges import check_range
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import RETRY, Client, ClientTls, Retry, client_tls
@@ -38,7 +39,7 @@ app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate draf
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 console = Console(highlight=False)
 
-MOST_WAIT_S = 86_400.0
+MOST_WAIT_S = 86_400
 """Longest that a command goes on trying."""
 WARM_UP_TOKENS = 8
 """Tokens generated and thrown away before a comparison, so that neither side pays for first use."""
@@ -305,8 +306,7 @@ def _trying_for(wait_s: float) -> Retry:
     Raises:
         InvalidRequest: it is out of its range.
     """
-    if not 0.0 <= wait_s <= MOST_WAIT_S:
-        raise InvalidRequest("wait_s", wait_s, f"0 to {MOST_WAIT_S:g}")
+    check_range("wait_s", wait_s, 0, MOST_WAIT_S)
     return Retry(max_attempts=sys.maxsize, max_total_s=wait_s)
 
 

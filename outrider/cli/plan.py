@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from outrider.cli.ranges import check_range
 from outrider.errors import InvalidRequest
 from outrider.gamma import (
     Costs,
@@ -88,8 +89,7 @@ def _checked(alpha: float, cost: float, rtt: float, verify_ms: float | None, max
     Raises:
         InvalidRequest: an option is out of its range.
     """
-    if not 0.0 <= alpha <= 1.0:
-        raise InvalidRequest("alpha", alpha, "0 to 1")
+    check_range("alpha", alpha, 0, 1)
     if not 0.0 <= cost < math.inf:
         raise InvalidRequest("cost", cost, "0 or more, and finite")
     if not 0.0 <= rtt < math.inf:
@@ -98,8 +98,7 @@ def _checked(alpha: float, cost: float, rtt: float, verify_ms: float | None, max
         raise InvalidRequest("verify_ms", verify_ms, "more than 0 ms, and finite")
     if rtt and verify_ms is None:
         raise InvalidRequest("rtt", rtt, "0 without --verify-ms: a round trip is compared with a pass")
-    if not 1 <= max_gamma <= MOST_GAMMA:
-        raise InvalidRequest("max_gamma", max_gamma, f"1 to {MOST_GAMMA}")
+    check_range("max_gamma", max_gamma, 1, MOST_GAMMA)
     verify_s = 1.0 if verify_ms is None else verify_ms / 1000.0
     return Guess(alpha, Costs(cost * verify_s, verify_s, rtt / 1000.0), max_gamma, verify_ms is not None)
 
@@ -127,8 +126,7 @@ def summary(guess: Guess, way: bool) -> str:
     best = best_plan(guess.alpha, guess.costs, guess.max_gamma, way)
     lines = [f"\n{NAMES[way]}:"]
     if best.enabled:
-        rate = pipelined_rate(guess.alpha, best.restart_gamma, best.gamma, guess.costs) if way else None
-        rate = rate or sequential_rate(guess.alpha, best.gamma, guess.costs)
+        rate = guess.rate(best.gamma, way)
         first = f" (first proposal {best.restart_gamma}, window {best.window})" if way else ""
         seconds = f", {rate:.1f} tokens per second instead of {plain_rate(guess.costs):.1f}" if guess.known_s else ""
         lines.append(f"  best gamma {best.gamma}{first}: {rate / plain_rate(guess.costs):.2f} times plain{seconds}")

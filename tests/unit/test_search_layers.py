@@ -75,10 +75,16 @@ def test_the_command_searches_and_says_what_to_do(
 
 @pytest.mark.parametrize(
     ("how", "field"),
-    [(How(keep=3), "keep"), (How(beam=0), "beam"), (How(tokens=1), "tokens"), (How(minutes=-1.0), "minutes")],
-    ids=["keep", "beam", "tokens", "minutes"],
-)
-def test_an_option_out_of_its_range_is_named(how: How, field: str) -> None:
+    [(How(keep=3), "keep"), (How(beam=0), "beam"), (How(tokens=1), "tokens"), (How(minutes=-1.0), "minutes"),
+     (How(round_trip_ms=-1.0), "round_trip_ms")],
+    ids=["keep", "beam", "tokens", "minutes", "round trip"],
+)  # fmt: skip
+def test_an_option_out_of_its_range_is_named_before_the_target_writes_anything(
+    how: How, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat sat\n")
+    monkeypatch.setattr(search_layers, "load", lambda _: (random_model(num_hidden_layers=NUM_LAYERS), None))
+    monkeypatch.setattr(search_layers, "open_model", lambda *_, **__: pytest.fail("it is opened to write"))
     with pytest.raises(InvalidRequest) as caught:
-        how.check(NUM_LAYERS)
+        search_layers.search_layers(prompts=tmp_path / "prompts.txt", searched=Searched("tiny"), how=how)
     assert caught.value.field == field

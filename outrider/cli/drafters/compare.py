@@ -16,6 +16,7 @@ from outrider.cli.drafters.asking import MOST_GAMMA, Asking, ask_all
 from outrider.cli.drafters.comparison import Setting, facts, report, tables
 from outrider.cli.drafters.tally import Measured, measured
 from outrider.cli.local import PROMPT_LOOKUP, TOY, LocalSettings, Stages, stages
+from outrider.cli.ranges import check_range
 from outrider.cli.running import go
 from outrider.client import Client
 from outrider.cluster import LocalCluster, ServiceSpec
@@ -67,17 +68,12 @@ class Questions:
         Raises:
             InvalidRequest: an option is out of its range.
         """
-        for name, value, least, most in (
-            ("tokens", self.tokens, 2, 1 << 20),
-            ("trial_gamma", self.trial_gamma, 1, MOST_GAMMA),
-            ("max_gamma", self.max_gamma, 1, MOST_GAMMA),
-            ("num_prompts", self.num_prompts, 0, 1 << 20),
-            ("seed", self.seed, 0, 1 << 63),
-        ):
-            if not least <= value <= most:
-                raise InvalidRequest(name, value, f"{least} to {most}")
-        if not 0.0 <= self.temperature <= 100.0:
-            raise InvalidRequest("temperature", self.temperature, "0 to 100")
+        check_range("tokens", self.tokens, 2, 1 << 20)
+        check_range("trial_gamma", self.trial_gamma, 1, MOST_GAMMA)
+        check_range("max_gamma", self.max_gamma, 1, MOST_GAMMA)
+        check_range("num_prompts", self.num_prompts, 0, 1 << 20)
+        check_range("seed", self.seed, 0, 1 << 63)
+        check_range("temperature", self.temperature, 0, 100)
         gammas = tuple(_gamma(part.strip()) for part in self.gamma.split(","))
         return Asking(self.tokens, self.temperature, self.seed, self.trial_gamma, gammas)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from outrider.cli.drafters.layer_costs import MAX_GAMMA, POOL, best_speed, draft_times, pass_times, setting
 from outrider.cli.drafters.layer_costs import write_samples as written
-from outrider.errors import InvalidRequest
+from outrider.cli.ranges import check_range
 from outrider.gamma import Costs
 from outrider.model.layer_search import LayerAgreement, Subset, search
 from outrider.model.loader import load
@@ -56,21 +56,16 @@ class How:
     round_trip_ms: float = 1.0
     """Round trip between draft worker and verifier, for the predicted speed."""
 
-    def check(self, num_layers: int) -> None:
-        """Check the ranges.
+    def check(self) -> None:
+        """Check the ranges that hold for every target.
 
         Raises:
             InvalidRequest: an option is out of its range.
         """
-        for name, value, least, most in (
-            ("keep", self.keep, 0, num_layers - 1),
-            ("beam", self.beam, 1, 64),
-            ("tokens", self.tokens, 2, 1 << 16),
-            ("minutes", self.minutes, 0.0, 1e5),
-            ("round_trip_ms", self.round_trip_ms, 0.0, 1e5),
-        ):
-            if not least <= value <= most:
-                raise InvalidRequest(name, value, f"{least} .. {most}")
+        check_range("beam", self.beam, 1, 64)
+        check_range("tokens", self.tokens, 2, 1 << 16)
+        check_range("minutes", self.minutes, 0, 1e5)
+        check_range("round_trip_ms", self.round_trip_ms, 0, 1e5)
 
 
 DEFAULT_SEARCHED, DEFAULT_HOW = Searched(), How()
@@ -89,14 +84,15 @@ def search_layers(
         searched: What is searched.
         how: How.
     """
+    how.check()
     asked = read_prompts(prompts)
     torch.set_num_threads(max(1, searched.threads))
     spec = ModelSpec(searched.target, searched.dtype)
+    model, _ = load(spec)
+    num_layers = model.config.num_hidden_layers
+    check_range("keep", how.keep, 0, num_layers - 1)
     opened = open_model(spec, num_blocks=POOL)
-    samples = written(opened, asked, how.tokens)
-    agreement = LayerAgreement(load(spec)[0], samples)
-    num_layers = len(agreement.all_layers)
-    how.check(num_layers)
+    agreement = LayerAgreement(model, written(opened, asked, how.tokens))
     passes_s = pass_times(opened, MAX_GAMMA + 1)
     drafts_s = draft_times(spec, num_layers, passes_s[0])
     found = _search(agreement, how)

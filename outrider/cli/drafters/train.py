@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from outrider.cli.ranges import check_range
 from outrider.errors import InvalidRequest
 from outrider.model.memory import parse_budget
 from outrider.model.names import DEFAULT_MODEL, ModelSpec
@@ -150,13 +151,13 @@ def _plan(spec: ModelSpec, job: Job, source: Source, network: Network, seed: int
     """
     if source.prompts is not None and source.data is not None:
         raise InvalidRequest("data", str(source.data), "not there beside --prompts: texts are written or read")
-    for name, value, least, most in (
-        ("tokens", source.tokens, 1000, 1 << 34), ("max_len", source.max_len, 16, 1 << 20),
-        ("draft_vocab", network.draft_vocab, 16, 1 << 24), ("depth", network.depth, 1, 16),
-        ("intermediate", network.intermediate, 0, 1 << 20), ("layers", network.layers, 1, 256),
-        ("hidden", network.hidden, 64, 1 << 16),
-    ):  # fmt: skip
-        _check_range(name, value, least, most)
+    check_range("tokens", source.tokens, 1000, 1 << 34)
+    check_range("max_len", source.max_len, 16, 1 << 20)
+    check_range("draft_vocab", network.draft_vocab, 16, 1 << 24)
+    check_range("depth", network.depth, 1, 16)
+    check_range("intermediate", network.intermediate, 0, 1 << 20)
+    check_range("layers", network.layers, 1, 256)
+    check_range("hidden", network.hidden, 64, 1 << 16)
     return Plan(
         target=spec,
         kind=job.kind,
@@ -182,11 +183,11 @@ def _schedule(course: Course) -> Schedule:
     Raises:
         InvalidRequest: An option is out of its range.
     """
-    _check_range("steps", course.steps, 0, 1 << 31)
-    _check_range("minutes", course.minutes, 0.01, 1e6)
-    _check_range("batch_tokens", course.batch_tokens, 16, 1 << 24)
-    _check_range("learning_rate", course.learning_rate, 1e-7, 1.0)
-    _check_range("seed", course.seed, 0, 1 << 31)
+    check_range("steps", course.steps, 0, 1 << 31)
+    check_range("minutes", course.minutes, 0.01, 1e6)
+    check_range("batch_tokens", course.batch_tokens, 16, 1 << 24)
+    check_range("learning_rate", course.learning_rate, 1e-7, 1.0)
+    check_range("seed", course.seed, 0, 1 << 31)
     return Schedule(
         steps=course.steps,
         minutes=course.minutes,
@@ -195,11 +196,6 @@ def _schedule(course: Course) -> Schedule:
         seed=course.seed,
         bfloat16=course.precision == "bfloat16",
     )
-
-
-def _check_range(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InvalidRequest(name, value, f"{least} to {most}")
 
 
 def _check_device(name: str) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from outrider.cli.drafters.asking import MOST_GAMMA
 from outrider.cli.local import LocalSettings, stages
+from outrider.cli.ranges import check_range
 from outrider.cli.running import go
 from outrider.cli.shadow.child import Heard, run
 from outrider.cli.shadow.sources import Source
@@ -45,13 +46,9 @@ class Rounds:
         Raises:
             InvalidRequest: an option is out of its range.
         """
-        for name, value, most in (
-            ("gamma", self.gamma, MOST_GAMMA),
-            ("max_gamma", self.max_gamma, MOST_GAMMA),
-            ("max_tokens", self.max_tokens, 1 << 20),
-        ):
-            if not 1 <= value <= most:
-                raise InvalidRequest(name, value, f"1 to {most}")
+        check_range("gamma", self.gamma, 1, MOST_GAMMA)
+        check_range("max_gamma", self.max_gamma, 1, MOST_GAMMA)
+        check_range("max_tokens", self.max_tokens, 1, 1 << 20)
         if self.verify_ms is not None and not 0.0 < self.verify_ms < math.inf:
             raise InvalidRequest("verify_ms", self.verify_ms, "more than 0 ms, and finite")
         if not 0.0 <= self.rtt < math.inf:

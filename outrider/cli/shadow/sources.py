@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from outrider.cli.ranges import check_range
 from outrider.errors import InvalidRequest, NotFound
 from outrider.ids import SessionId
 from outrider.shadowing import Logged, read_sessions
@@ -46,8 +47,7 @@ class Source:
             return read_sessions(self.file)
         if not self.store:
             raise InvalidRequest("store", self.store, "a URL, OUTRIDER_ORCHESTRATOR_STORE_URL to be set, or --file")
-        if not 1 <= self.latest <= MOST_SESSIONS:
-            raise InvalidRequest("latest", self.latest, f"1 to {MOST_SESSIONS}")
+        check_range("latest", self.latest, 1, MOST_SESSIONS)
         named = [SessionId(name.strip()) for name in self.sessions.split(",") if name.strip()]
         return await read_store(self.store, named, self.latest)
 
