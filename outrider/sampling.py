@@ -84,22 +84,18 @@ class History:
                 self._output_counts.append(0)
             self._output_counts[slot] += 1
 
-    def peek(self, run: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-        """Return what the history would be after `run`, without advancing it.
+    def after(self, run: Sequence[int]) -> "History":
+        """Return what the history would be after `run`; this one stays as it is."""
+        later = History()
+        later._token_ids, later._slots = self._token_ids.copy(), self._slots.copy()
+        later._output_counts = self._output_counts.copy()
+        later.advance(run)
+        return later
 
-        Returns:
-            The distinct tokens seen, and for each its number of occurrences in the output (0: in the prompt only).
-        """
-        token_ids, counts = self._token_ids.copy(), self._output_counts.copy()
-        added: dict[int, int] = {}
-        for token in run:
-            slot = self._slots.get(token, added.get(token, -1))
-            if slot < 0:
-                slot = added[token] = len(token_ids)
-                token_ids.append(token)
-                counts.append(0)
-            counts[slot] += 1
-        return token_ids, counts
+    @property
+    def seen(self) -> tuple[list[int], list[int]]:
+        """The distinct tokens, and for each its number of occurrences in the output (0: in the prompt only)."""
+        return self._token_ids, self._output_counts
 
 
 def processed_logits(
@@ -328,9 +324,11 @@ def _biased(rows: Tensor, logit_bias: Sequence[tuple[int, float]]) -> Tensor:
 
 def _penalised(rows: Tensor, params: SamplingParams, history: History, run: Sequence[int]) -> Tensor:
     """Apply penalties in a copy of the rows; row i also counts run[:i]."""
-    rows = rows.clone()
+    rows, later = rows.clone(), history.after(())
     for index, row in enumerate(rows):
-        seen, counts = history.peek(run[:index])
+        if index:
+            later.advance(run[index - 1 : index])
+        seen, counts = later.seen
         ids = torch.tensor(seen, dtype=torch.int64, device=rows.device)
         occurrences = torch.tensor(counts, dtype=rows.dtype, device=rows.device)
         values = row[ids]

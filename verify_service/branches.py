@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from outrider.sampling import UNSOUND, target_rows
-from outrider.verification import GreedyRule, KeyedDraws, Tree, TreeJudgement, judge_tree
+from outrider.verification import GreedyRule, KeyedDraws, Tree, judge_tree
 from outrider.verification.rule import Draws, Rule
 from verify_service.events import Judged, Test
 from verify_service.sessions import Session
@@ -21,10 +21,6 @@ def judge_branches(session: Session, test: Test, tree: Tree, rows: Tensor) -> Ju
     draws = KeyedDraws(session.opened.key, test.epoch)
     rule: Rule = _Likeliest() if session.best_below else session.rule
     found = judge_tree(tree, rule, lambda node: _row(session, tree, rows, node), test.base_len, draws)
-    return _answer(found)
-
-
-def _answer(found: TreeJudgement) -> Judged:
     return Judged(len(found.path), found.num_tested, found.drawn, found.path)
 
 
@@ -33,10 +29,8 @@ def _row(session: Session, tree: Tree, rows: Tensor, node: int) -> Tensor:
     row, opened = rows[node + 1], session.opened
     if session.best_below:
         return row
-    run = tree.tokens(tree.path_to(node)) if session.history is not None else ()
-    # The last row of a run sees all of the run's tokens before it: only that one is looked at.
-    several = row.expand(len(run) + 1, -1)
-    return target_rows(several, opened.mode, opened.sampling, session.vocab_len, session.history, run)[-1]
+    history = session.history.after(tree.tokens(tree.path_to(node))) if session.history is not None else None
+    return target_rows(row.unsqueeze(0), opened.mode, opened.sampling, session.vocab_len, history)[0]
 
 
 class _Likeliest(GreedyRule):

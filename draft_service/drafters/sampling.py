@@ -79,13 +79,11 @@ def guess_family(
         Their tokens, all different, and in modes that need rows the row that they were drawn from.
     """
     count, vocab_len, position = len(family.nodes), logits.shape[1], base_len + len(family.path)
-    run = family.path if history is not None else ()
-    # The last row of a run sees all of the run's tokens before it: only that one is looked at.
-    several = logits.expand(len(run) + 1, -1)
+    own = history.after(family.path) if history is not None else None
     if session.mode is Mode.GREEDY:
-        row = processed_logits(several, session.sampling, vocab_len, history, run)[-1]
+        row = processed_logits(logits, session.sampling, vocab_len, own)[0]
         return tuple(likeliest(row, count).tolist()), None
-    probs = probabilities(several, session.sampling, vocab_len, history, run)[-1]
+    probs = probabilities(logits, session.sampling, vocab_len, own)[0]
     if session.mode is Mode.COUPLED:
         return tuple(likeliest(_noisy(probs, session, position), count).tolist()), None
     return _drawn(probs, session, position, epoch, family)

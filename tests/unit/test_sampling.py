@@ -1,5 +1,6 @@
 """Logits to distributions, and distributions to the rows that are sent."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -98,16 +99,15 @@ def test_parameters_at_their_borders_are_taken_and_have_a_distribution(params: S
 
 @REPEATABLE
 @given(st.lists(st.integers(0, 5)), st.lists(st.integers(0, 5)), st.lists(st.integers(0, 5)))
-def test_peeking_sees_what_advancing_would_and_changes_nothing(
+def test_a_history_after_a_run_is_what_advancing_would_make_of_it_and_changes_nothing(
     prompt: list[int], out: list[int], run: list[int]
 ) -> None:
     history = History(prompt, out)
-    before = history.peek()
-    seen = dict(zip(*history.peek(run), strict=True))
-    assert history.peek() == before
+    before, later = copy.deepcopy(history.seen), history.after(run).seen
+    assert history.seen == before
     history.advance(run)
-    assert dict(zip(*history.peek(), strict=True)) == seen
-    assert seen == {token: (out + run).count(token) for token in {*prompt, *out, *run}}
+    assert history.seen == later
+    assert dict(zip(*later, strict=True)) == {token: (out + run).count(token) for token in {*prompt, *out, *run}}
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------
