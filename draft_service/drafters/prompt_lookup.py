@@ -15,6 +15,7 @@ That number follows from the ids alone, like everything that is offered.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
 from draft_service.drafters.suffix_automaton import SuffixAutomaton
@@ -106,7 +107,7 @@ class _State:
     session: DraftSession
     text: Repetitions
     source: int | None = None
-    """Position that the proposal being drawn copies next."""
+    """Position that the planned proposal is copied from."""
 
 
 class PromptLookup:
@@ -171,10 +172,6 @@ class PromptLookup:
         return Guessed()
 
     def _copy(self, state: _State, source: int, work: Work) -> Outcome:
-        text = list(work.ids[source:])
-        for offset in range(work.count):
-            text.append(text[offset])
-        tokens = tuple(text[-work.count :])
-        state.source = source + work.count
+        tokens = tuple(islice(cycle(work.ids[source : source + work.count]), work.count))
         rows = tuple(one_hot_row(token) for token in tokens) if state.session.mode.needs_rows else ()
         return Guessed(tokens, rows)
