@@ -35,7 +35,7 @@ class _State:
 
     session: DraftSession
     slot: BlockSlot
-    """Holds row t as position t, under the id of token t + 1."""
+    """Holds row t as position t, under the id of token t + 1; all of it depends on the first token, too."""
     features: Features
     penalised: Penalised
     own: dict[int, Tensor] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class FeatureDrafter:
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
         """Begin a session with the rows that are known of `ids`."""
-        slot = self._net.pool.new_slot(by_class=False)
+        slot = self._net.pool.new_slot(by_class=False, behind=ids[:1])
         if self._prefix_reuse:
             slot.match(ids[1:-1], [TokenClass.PROMPT] * max(0, len(ids) - 2))
         features = Features(self._net.hidden_size, self._net.dtype, self.info.context_len)

@@ -27,11 +27,13 @@ _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 class BlockSlot:
     """A session's block table and tokens; the block at index i holds positions [64 i, 64 i + 64)."""
 
-    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_token_ids", "_tree", "blocks", "contiguous")
+    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_root", "_token_ids", "_tree", "blocks", "contiguous")
 
-    def __init__(self, pool: "BlockPool", *, by_class: bool = True) -> None:
+    def __init__(self, pool: "BlockPool", *, by_class: bool = True, behind: Sequence[int] = ()) -> None:
         self._pool: BlockPool | None = pool
         self._by_class = by_class
+        root = pool.root(by_class=by_class)
+        self._root = chained_key(root, array("I", behind), b"") if behind else root
         self._token_ids = array("I")
         self._classes = bytearray()
         self._keys: list[bytes] = []
@@ -178,7 +180,7 @@ class BlockSlot:
             self._keys.append(self._next_key(self._token_ids[first:last], bytes(self._classes[first:last])))
 
     def _next_key(self, token_ids: "array[int]", classes: bytes) -> bytes:
-        parent = self._keys[-1] if self._keys else self._living().root(by_class=self._by_class)
+        parent = self._keys[-1] if self._keys else self._root
         return chained_key(parent, token_ids, classes if self._by_class else b"")
 
     def _set_blocks(self, blocks: list[int]) -> None:
@@ -191,9 +193,14 @@ class BlockSlot:
 class BlockPool(Blocks):
     """The blocks of a pool, and the slots that hold them."""
 
-    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
-        """Return an empty slot of this pool; its keys cover classes if it wants that and they matter."""
-        return BlockSlot(self, by_class=by_class and self._classes_differ)
+    def new_slot(self, *, by_class: bool = True, behind: Sequence[int] = ()) -> BlockSlot:
+        """Return an empty slot of this pool.
+
+        Args:
+            by_class: Whether its keys cover classes, where they matter.
+            behind: Ids that have no place in the slot, and decide what its KV is all the same.
+        """
+        return BlockSlot(self, by_class=by_class and self._classes_differ, behind=behind)
 
     def reserve(self, wants: list[tuple[BlockSlot, int]]) -> None:
         """Make room in all slots for the given lengths, or in none.

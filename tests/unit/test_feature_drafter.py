@@ -288,6 +288,17 @@ def test_closed_sessions_give_their_blocks_back() -> None:
     assert drafter._net.pool.num_free == 4
 
 
+def test_texts_that_differ_in_their_first_token_share_nothing() -> None:
+    """It has no row of its own, and all features depend on it."""
+    other = [TEXT[0] + 1, *TEXT[1:]]
+    drafter = opened(TEXT, mode=Mode.REJECTION)
+    draw(drafter, "s", TEXT, 3)
+    drafter.close(S, keep=True)
+    drafter.open(session(mode=Mode.REJECTION, prompt_len=len(other)), other)
+    drafter.take_features(sent(other, 0, len(other) - 1))
+    assert draw(drafter, "s", other, 5) == draw(opened(other, mode=Mode.REJECTION), "s", other, 5)
+
+
 def test_a_session_without_room_for_its_kv_passes_and_the_others_draft() -> None:
     drafter = feature_drafter(num_blocks=2, prefix_reuse=False)
     for name in ("s", "t"):
