@@ -6,27 +6,21 @@ tokens before any training. Where the target is of another make, the layer start
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as fn
 
-from outrider.drafting import checkpoint
-from outrider.drafting.checkpoint import Origin
 from outrider.drafting.feature import FeatureDraft, FeatureShape
 from outrider.errors import FailedPrecondition
 from outrider.training.batches import Batch
-from outrider.training.kinds.fitting import joined, least_squares
-from outrider.training.kinds.protocol import Target, inverse
+from outrider.training.kinds.protocol import Target
+from outrider.training.kinds.reader import FeatureReader
 from outrider.training.unroll import unrolled
 
 
-class FeatureTrainee:
+class FeatureTrainee(FeatureReader[FeatureDraft]):
     """A feature draft in training."""
-
-    reads_features = True
 
     def __init__(self, target: Target, draft_ids: Tensor, intermediate_size: int, depth: int) -> None:
         """Make a network that starts from the target.
@@ -37,41 +31,13 @@ class FeatureTrainee:
             intermediate_size: Of the layer; 0 takes the target's.
             depth: Steps of a chain that are trained.
         """
-        self.depth = depth
-        self._embedding = target.embedding
-        shape = _shape(target, len(draft_ids), intermediate_size)
-        self.net = FeatureDraft(shape).float()
-        self.net.draft_ids.copy_(draft_ids)
+        super().__init__(target, FeatureDraft(_shape(target, len(draft_ids), intermediate_size)), draft_ids, depth)
         with torch.no_grad():
-            self.net.head.weight.copy_(target.head[draft_ids])
             start_from_last_layer(self.net, target.model)
-        self.net.to(target.embedding.device)
-        self._places = inverse(draft_ids, len(target.embedding)).to(target.embedding.device)
-
-    @property
-    def head(self) -> Tensor:
-        """Rows of the draft's ids."""
-        return self.net.head.weight
 
     def guesses(self, batch: Batch, depth: int, missing: Tensor | None = None) -> Iterator[Tensor]:
         """Yield guessed features; see the protocol."""
-        dtype = self.net.join.weight.dtype
-        features = batch.features[:, :-1].to(dtype)
-        if missing is not None:
-            features = torch.where(missing[..., None], self.net.stand_in, features)
-        return unrolled(self.net, self.embedded(batch).to(dtype), features, depth)
-
-    def embedded(self, batch: Batch) -> Tensor:
-        """Return embeddings of the tokens behind each row, [texts, rows, hidden]."""
-        return fn.embedding(batch.token_ids[:, 1:], self._embedding)
-
-    def draft_numbers(self, ids: Tensor) -> Tensor:
-        """Return where the draft has the target's ids."""
-        return self._places[ids]
-
-    def save(self, folder: Path, origin: Origin) -> None:
-        """Write a checkpoint."""
-        checkpoint.save(folder, self.net, origin)
+        return unrolled(self.net, *self.read(batch, missing), depth)
 
 
 def _shape(target: Target, draft_vocab: int, intermediate_size: int) -> FeatureShape:
@@ -93,7 +59,7 @@ def _shape(target: Target, draft_vocab: int, intermediate_size: int) -> FeatureS
         draft_vocab_size=draft_vocab,
         rms_eps=float(getattr(config, "rms_norm_eps", 1e-5)),
         rope_theta=float(rope.get("rope_theta", 10_000.0)),
-        embedding_scale=round(1 / float(target.embedding.float().square().mean().sqrt()), 3),
+        embedding_scale=target.embedding_scale,
     )
 
 
@@ -153,17 +119,10 @@ def fit_join(trainee: FeatureTrainee, model: Any, batches: list[Batch]) -> float
     Returns:
         The share of the variance that the fit explains; 0 where the target has no such layer and nothing was fitted.
     """
-    layer, net = _last_layer(model), trainee.net
+    layer = _last_layer(model)
     if layer is None:
         return 0.0
-    inputs, outputs = [], []
-    for batch in batches:
-        inputs.append(joined(trainee.embedded(batch), batch.features[:, :-1], net.shape.embedding_scale)[batch.mask])
-        outputs.append(_reads(model, layer, batch.token_ids)[:, 1:][batch.mask].float())
-    given = torch.cat(inputs)
-    weight, explained = least_squares(given, torch.cat(outputs))
-    net.join.weight.copy_(weight)
-    net.stand_in.copy_(given[:, net.shape.hidden_size :].mean(0))
+    explained, _ = trainee.fit(batches, lambda batch: _reads(model, layer, batch.token_ids)[:, 1:])
     return explained
 
 

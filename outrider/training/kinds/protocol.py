@@ -31,6 +31,11 @@ class Target:
         return weight.detach()
 
     @property
+    def embedding_scale(self) -> float:
+        """What makes embeddings as large as features after a norm: a mean square of 1."""
+        return round(1 / float(self.embedding.float().square().mean().sqrt()), 3)
+
+    @property
     def head(self) -> Tensor:
         """The rows of its head, [vocab, hidden]."""
         weight: Tensor = self.model.get_output_embeddings().weight
