@@ -138,9 +138,7 @@ def _parents_from_proto(message: pb.Proposal, num_tokens: int) -> tuple[int, ...
     if not message.parents:
         return ()
     PEER.count("proposal.parents", message.parents, num_tokens, num_tokens)
-    return tuple(
-        PEER.integer("proposal.parents", number, 0, index) - 1 for index, number in enumerate(message.parents)
-    )
+    return tuple(PEER.integer("proposal.parents", number, 0, index) - 1 for index, number in enumerate(message.parents))
 
 
 def _check_rows(token_ids: tuple[int, ...], rows: tuple[SparseRow, ...]) -> None:
