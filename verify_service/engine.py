@@ -176,10 +176,15 @@ class Engine:
                 pass  # as much as the tier takes at once: nobody is left to wait for
         on_end(defect)
 
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until there is something to do even if nothing arrives; None: never."""
+        return self._alarms.next_in(self._clock())
+
     def _sleep(self) -> None:
         """Wait for an event or the next alarm."""
         try:
-            event = self._inbox.get(timeout=self._alarms.next_in(self._clock()))
+            event = self._inbox.get(timeout=self.due_in_s)
         except queue.Empty:
             return
         self._handle(event)
