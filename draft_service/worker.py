@@ -102,6 +102,11 @@ class DraftWorker:
         self._sparing = Sparing()
 
     @property
+    def num_sessions(self) -> int:
+        """Open sessions."""
+        return len(self._sessions)
+
+    @property
     def has_work(self) -> bool:
         """Whether a token step would do anything."""
         return any(session.wants_work for session in self._sessions.values())
