@@ -26,12 +26,33 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant made."""
+
+    name: str
+    """Of the function."""
+    arguments: str = ""
+    """A JSON object as text; empty: one without members."""
+    id: str = ""
+    """The call's own name, to which a message of the tool answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation."""
 
     role: str
-    """"system", "user", "assistant" or "tool"."""
-    content: str
+    """"system", "developer", "user", "assistant" or "tool"."""
+    content: str = ""
+    """Empty beside tool calls: nothing was said, and the template sees no content."""
+    name: str = ""
+    """Of the speaker, or of the tool that answers; empty: none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Only of an assistant."""
+    tool_call_id: str = ""
+    """The call that this message answers; only of a tool."""
+    reasoning: str = ""
+    """What the assistant thought before it spoke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +60,18 @@ class ChatPrompt:
     """A conversation to answer; the model's chat template turns it into tokens."""
 
     messages: tuple[ChatMessage, ...]
+    tools: str = ""
+    """Tools that may be called: a JSON array of definitions as text; empty: none."""
+    template_arguments: str = ""
+    """Further variables of the template: a JSON object as text; empty: none."""
+    add_generation_prompt: bool | None = None
+    """Whether the template ends with the beginning of an answer; None: unless the last message is continued."""
+    continue_final_message: bool = False
+    """Whether the last message is left open and continued."""
+    chat_template: str = ""
+    """Instead of the model's, where the server allows it; empty: the model's."""
+    parse_special_tokens: bool = False
+    """Whether special tokens written in messages, tools or arguments are taken as such, instead of as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +130,8 @@ class GenerationRequest:
     """The client's name for this request, by which a repeat of it is known; empty: none."""
     prediction: TextPrediction | TokenPrediction | None = None
     """What the answer is expected to be; excludes `speculation.off`."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves special tokens out."""
 
 
 @dataclass(frozen=True, slots=True)

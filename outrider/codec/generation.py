@@ -3,6 +3,7 @@
 from typing import assert_never
 
 from outrider.codec import types as t
+from outrider.codec.chat import MAX_PROMPT_CHARS, chat_from_proto, chat_to_proto
 from outrider.codec.checks import (
     CLIENT,
     MAX_GAMMA,
@@ -14,7 +15,6 @@ from outrider.codec.checks import (
 )
 from outrider.codec.figures import figures_from_proto, figures_to_proto
 from outrider.generation import (
-    ChatMessage,
     ChatPrompt,
     Chunk,
     Finished,
@@ -34,8 +34,6 @@ from outrider.ids import FinishReason, Mode, SessionId
 from outrider.messages import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 
-MAX_PROMPT_CHARS = 1 << 22
-"""Most characters of a text, and of all messages of a conversation together."""
 MAX_PROMPT_TOKENS = 1 << 20
 """Most ids of a prompt; no model's context is longer."""
 MAX_PREDICTION_CHARS = 1 << 19
@@ -44,9 +42,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REQUEST_ID = 64
 """Most characters of a client's name for a request."""
-MAX_CHAT_MESSAGES = 1 << 14
 MAX_SEED = 2**64 - 1
-ROLES = ("system", "user", "assistant", "tool")
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -76,6 +72,7 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
         sample_index=request.sample_index,
         request_id=request.request_id,
         prediction=_prediction_to_proto(request.prediction),
+        skip_special_tokens=None if request.skip_special_tokens else False,
     )
     if request.mode is not None:
         message.mode = t.mode_to_proto(request.mode)
@@ -109,6 +106,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         sample_index=CLIENT.integer("sample_index", message.sample_index),
         request_id=_request_id(message.request_id),
         prediction=_prediction_from_proto(message),
+        skip_special_tokens=not has("skip_special_tokens") or message.skip_special_tokens,
     )
 
 
@@ -118,8 +116,8 @@ def _set_prompt(message: pb.GenerateRequest, request: GenerationRequest) -> None
             message.text = text
         case TokenPrompt(token_ids):
             message.token_ids.token_ids.extend(token_ids)
-        case ChatPrompt(messages):
-            message.chat.messages.extend(pb.ChatMessage(role=m.role, content=m.content) for m in messages)
+        case ChatPrompt() as chat:
+            message.chat.CopyFrom(chat_to_proto(chat))
         case other:
             assert_never(other)
 
@@ -132,20 +130,11 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> TextPrompt | TokenPrompt 
         case "token_ids":
             return TokenPrompt(CLIENT.ids("token_ids", message.token_ids.token_ids, 1, MAX_PROMPT_TOKENS))
         case "chat":
-            CLIENT.count("chat.messages", message.chat.messages, 1, MAX_CHAT_MESSAGES)
-            num_chars = sum(len(entry.content) for entry in message.chat.messages)
-            allowed = f"at most {MAX_PROMPT_CHARS} characters"
-            CLIENT.require(num_chars <= MAX_PROMPT_CHARS, "chat.messages", f"{num_chars} characters", allowed)
-            return ChatPrompt(tuple(_chat_message(entry) for entry in message.chat.messages))
+            return chat_from_proto(message.chat)
         case None:
             raise CLIENT.fault("input", None, "one of text, token_ids, chat")
         case other:
             assert_never(other)
-
-
-def _chat_message(message: pb.ChatMessage) -> ChatMessage:
-    CLIENT.require(message.role in ROLES, "chat.messages.role", message.role, f"one of {', '.join(ROLES)}")
-    return ChatMessage(message.role, message.content)
 
 
 def _prediction_to_proto(prediction: TextPrediction | TokenPrediction | None) -> pb.Prediction | None:

@@ -233,6 +233,11 @@ def test_a_bare_text_is_a_whole_request_with_documented_defaults() -> None:
     assert generation.request_from_proto(a_request()) == GenerationRequest(TextPrompt("hello"))
 
 
+def a_chat(message: dict[str, Any] | None = None, **fields: Any) -> generation_pb2.GenerateRequest:
+    spoken = generation_pb2.ChatMessage(**(message or {"role": "user", "content": "x"}))
+    return generation_pb2.GenerateRequest(chat=generation_pb2.Chat(messages=[spoken], **fields))
+
+
 SamplingPb = types_pb2.SamplingParams
 OverridePb = generation_pb2.SpeculationOverride
 PredictionPb, IdsPb = generation_pb2.Prediction, generation_pb2.TokenIds
@@ -250,8 +255,22 @@ PredictionPb, IdsPb = generation_pb2.Prediction, generation_pb2.TokenIds
             generation_pb2.GenerateRequest(
                 chat=generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="king", content="x")])
             ),
-            "chat.messages.role",
+            "chat.messages[0].role",
         ),
+        (a_chat({"role": "user", "reasoning": "x"}), "chat.messages[0].reasoning"),
+        (a_chat({"role": "tool", "tool_calls": [{"name": "f"}]}), "chat.messages[0].tool_calls"),
+        (a_chat({"role": "assistant", "tool_calls": [{}]}), "chat.messages[0].tool_calls[0].name"),
+        (a_chat({"role": "user", "content": "x", "tool_call_id": "c"}), "chat.messages[0].tool_call_id"),
+        (a_chat(tools="{}"), "chat.tools"),
+        (a_chat(tools="[]"), "chat.tools"),
+        (a_chat(tools="[1]"), "chat.tools[0]"),
+        (a_chat(tools="[{"), "chat.tools"),
+        (a_chat(template_arguments="[]"), "chat.template_arguments"),
+        (a_chat(template_arguments='{"a": NaN}'), "chat.template_arguments"),
+        (a_chat(template_arguments='{"a": "\\ud800"}'), "chat.template_arguments"),
+        (a_chat(template_arguments='{"tokenize": false}'), "chat.template_arguments"),
+        (a_chat(continue_final_message=True, add_generation_prompt=True), "chat.add_generation_prompt"),
+        (a_chat({"role": "assistant"}, continue_final_message=True), "chat.continue_final_message"),
         (a_request(max_tokens=0), "max_tokens"),
         (a_request(max_tokens=-5), "max_tokens"),
         (a_request(sampling=SamplingPb(temperature=-0.1)), "sampling.temperature"),

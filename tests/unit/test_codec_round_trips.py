@@ -1,7 +1,9 @@
 """The codec, forwards and back: every message survives the wire."""
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.codec import catalogue, decode, draft, generation, propose, types
+from outrider.codec.chat import ROLES
 from outrider.errors import OutriderError
 from outrider.generation import (
     ChatMessage,
@@ -21,6 +24,7 @@ from outrider.generation import (
     GenerationRequest,
     ModelDescription,
     Notice,
+    PromptLogprobs,
     ResumeFrom,
     SessionSummary,
     SpeculationChoice,
@@ -29,6 +33,7 @@ from outrider.generation import (
     TextPrompt,
     TokenPrediction,
     TokenPrompt,
+    ToolCall,
     Usage,
 )
 from outrider.ids import Epoch, FinishReason, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
@@ -43,6 +48,8 @@ from outrider.messages import (
     DraftOpen,
     DraftStatus,
     Draining,
+    Grammar,
+    GrammarKind,
     Pass,
     Preparing,
     Proposal,
@@ -82,8 +89,13 @@ speculations = st.just(Speculation()) | st.lists(st.integers(1, 256), min_size=3
 )
 unit = st.floats(0, 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-samplings = st.builds(
+grammars = st.builds(Grammar, st.sampled_from([*set(GrammarKind) - {GrammarKind.CHOICES}]), names) | st.lists(
+    names, min_size=1, max_size=3, unique=True
+).map(lambda choices: Grammar(GrammarKind.CHOICES, json.dumps(choices, ensure_ascii=False)))
+few_ids = st.lists(ints, max_size=3, unique=True).map(tuple)
+requested_samplings = st.builds(
     SamplingParams,
+    allowed_token_ids=few_ids,
     logit_bias=st.lists(st.tuples(ints, finite), max_size=4, unique_by=lambda pair: pair[0]).map(tuple),
     repetition_penalty=st.floats(0, 10, exclude_min=True),
     presence_penalty=st.floats(-2, 2),
@@ -92,6 +104,16 @@ samplings = st.builds(
     top_k=ints,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=unit,
+    grammar=st.none() | grammars,
+)
+lengths = st.integers(0, 100)
+samplings = st.builds(
+    lambda sampling, least, ends: replace(
+        sampling, min_tokens=0 if sampling.grammar else least, end_token_ids=ends, grammar_end_ids=ends
+    ),
+    requested_samplings,
+    lengths,
+    few_ids,
 )
 logprob = st.floats(max_value=0, allow_nan=False)
 logprobs = st.builds(TokenLogprobs, logprob, st.lists(st.tuples(ints, logprob), max_size=3).map(tuple))
@@ -165,6 +187,8 @@ def decode_opens(draw: st.DrawFn) -> DecodeOpen:
         sample_index=draw(ints),
         prompt_len=draw(st.integers(0, len(ids))),
         num_logprobs=draw(st.integers(-1, 128)),
+        num_prompt_logprobs=draw(st.integers(-1, 128)),
+        processed_logprobs=draw(st.booleans()),
         commit_limit=draw(ints),
         speculation=draw(speculations),
         patience_s=draw(seconds),
@@ -213,36 +237,71 @@ def choices(draw: st.DrawFn) -> SpeculationChoice:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerationRequest:
-    sampling = draw(samplings)
+    least = draw(lengths)
+    sampling = replace(draw(requested_samplings), min_tokens=least)
+    if least:
+        sampling = replace(sampling, grammar=None)
     seed = draw(st.none() | st.integers(0, 2**64 - 1))
     allowed = [None, Mode.REJECTION, Mode.BLOCK]
     allowed += [Mode.GREEDY] if sampling.temperature == 0 else []
     allowed += [Mode.COUPLED] if seed is not None else []
-    chat = st.builds(ChatMessage, st.sampled_from(generation.ROLES), texts)
     prompt = st.one_of(
         st.builds(TextPrompt, names),
         st.builds(TokenPrompt, id_lists),
-        st.builds(ChatPrompt, st.lists(chat, min_size=1, max_size=3).map(tuple)),
+        chats(),
     )
     prediction = st.none() | st.builds(TextPrediction, names) | st.builds(TokenPrediction, id_lists)
     speculation = draw(choices())
+    num_logprobs = draw(st.none() | st.integers(0, 128))
+    of_prompt = draw(st.none() | st.integers(0, 128))
     return GenerationRequest(
         prompt=draw(prompt),
         model=draw(texts),
         session_id=draw(st.just(SessionId("")) | clients_sessions),
-        max_tokens=draw(st.none() | st.integers(1, MAX)),
+        max_tokens=draw(st.none() | st.integers(max(least, 1 if of_prompt is None else 0), MAX)),
         sampling=sampling,
         seed=seed,
         stop=tuple(draw(st.lists(names, max_size=3))),
         stop_token_ids=tuple(draw(st.lists(ints, max_size=3))),
-        ignore_eos=draw(st.booleans()),
+        ignore_eos=sampling.grammar is None and draw(st.booleans()),
         mode=draw(st.sampled_from(allowed)),
         speculation=speculation,
         drafter=draw(texts),
         prediction=None if speculation.off else draw(prediction),
-        num_logprobs=draw(st.none() | st.integers(0, 128)),
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=of_prompt,
+        processed_logprobs=num_logprobs is not None and draw(st.booleans()),
         return_token_origin=draw(st.booleans()),
         sample_index=draw(ints),
+        skip_special_tokens=draw(st.booleans()),
+    )
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> ChatMessage:
+    role = draw(st.sampled_from(ROLES))
+    calls = st.lists(st.builds(ToolCall, names, texts, texts), max_size=2).map(tuple)
+    return ChatMessage(
+        role,
+        draw(names),
+        draw(texts),
+        draw(calls) if role == "assistant" else (),
+        draw(texts) if role == "tool" else "",
+        draw(texts) if role == "assistant" else "",
+    )
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> ChatPrompt:
+    asks = draw(st.sampled_from([None, False, True]))
+    return ChatPrompt(
+        tuple(draw(st.lists(messages(), min_size=1, max_size=3))),
+        draw(st.sampled_from(["", '[{"type": "function", "function": {"name": "f"}}]'])),
+        draw(st.sampled_from(["", "{}", '{"enable_thinking": false, "deep": {"a": ["}"]}}'])),
+        asks,
+        draw(st.booleans()) if not asks else False,
+        draw(texts),
+        draw(st.booleans()),
     )
 
 
@@ -283,6 +342,9 @@ usages = st.builds(Usage, ints, ints, ints)
 events = st.one_of(
     st.builds(Started, sessions, ints, modes, st.sampled_from(["bitwise", "distribution"]), texts),
     chunks(),
+    st.lists(st.tuples(ints, logprobs), min_size=1, max_size=3).map(
+        lambda pairs: PromptLogprobs(tuple(own for own, _ in pairs), (None, *(own for _, own in pairs[1:])))
+    ),
     st.builds(Notice, names, texts),
     st.builds(Finished, st.sampled_from(FinishReason), texts, usages, figures()),
 )

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from outrider.codec import decode, draft, generation, propose, types
+from outrider.codec.chat import (
+    MAX_CHAT_MESSAGES,
+    MAX_JSON_DEPTH,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    MAX_TOOLS_CHARS,
+)
 from outrider.codec.checks import MAX_NAME_CHARS, MAX_SESSION_CHARS, MAX_TEXT_CHARS
-from outrider.codec.generation import MAX_CHAT_MESSAGES, MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, MAX_STOP_CHARS, MAX_STOPS
+from outrider.codec.generation import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from outrider.codec.types import MAX_ATTRIBUTES, MAX_LOGIT_BIAS
 from outrider.errors import InvalidRequest, ProtocolError
 from outrider.v1 import draft_pb2, generation_pb2, types_pb2, verify_pb2
@@ -34,8 +42,26 @@ def chat(count: int, chars: int) -> generation_pb2.Chat:
     return generation_pb2.Chat(messages=[each] * count)
 
 
+def calls(count: int, name: int) -> generation_pb2.Chat:
+    each = generation_pb2.ToolCall(name="f" * name, id="c" * name)
+    return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="assistant", tool_calls=[each] * count)])
+
+
+def aside(**fields: str) -> generation_pb2.Chat:
+    whose = {"role": "tool", "content": "x", **fields}
+    return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(**whose)])
+
+
+def options(**fields: str) -> generation_pb2.Chat:
+    return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="x")], **fields)
+
+
 def biases(count: int) -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(logit_bias=[types_pb2.LogitBias(token_id=i, bias=1.0) for i in range(count)])
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
 
 
 CLIENTS: list[tuple[str, int, Callable[[int], Any], str]] = [
@@ -43,6 +69,25 @@ CLIENTS: list[tuple[str, int, Callable[[int], Any], str]] = [
     ("ids", MAX_PROMPT_TOKENS, lambda n: request(token_ids={"token_ids": [3] * n}), "token_ids"),
     ("one message", MAX_PROMPT_CHARS, lambda n: request(chat=chat(1, n)), "chat.messages"),
     ("messages", MAX_CHAT_MESSAGES, lambda n: request(chat=chat(n, 1)), "chat.messages"),
+    ("calls", MAX_TOOL_CALLS, lambda n: request(chat=calls(n, 1)), "chat.messages[0].tool_calls"),
+    ("a call's name", MAX_NAME_CHARS, lambda n: request(chat=calls(1, n)), "chat.messages[0].tool_calls[0].name"),
+    ("a speaker's name", MAX_NAME_CHARS, lambda n: request(chat=aside(name="x" * n)), "chat.messages[0].name"),
+    (
+        "an answer's call",
+        MAX_NAME_CHARS,
+        lambda n: request(chat=aside(tool_call_id="x" * n)),
+        "chat.messages[0].tool_call_id",
+    ),
+    ("tools", MAX_TOOLS, lambda n: request(chat=options(tools=f"[{','.join(['{}'] * n)}]")), "chat.tools"),
+    ("tools' text", MAX_TOOLS_CHARS, lambda n: request(chat=options(tools="[{}]".ljust(n))), "chat.tools"),
+    ("depth", MAX_JSON_DEPTH, lambda n: request(chat=options(template_arguments=nested(n))), "chat.template_arguments"),
+    (
+        "arguments",
+        MAX_TEMPLATE_CHARS,
+        lambda n: request(chat=options(template_arguments="{}".ljust(n))),
+        "chat.template_arguments",
+    ),
+    ("template", MAX_TEMPLATE_CHARS, lambda n: request(chat=options(chat_template="x" * n)), "chat.chat_template"),
     ("model", MAX_NAME_CHARS, lambda n: request(model="x" * n), "model"),
     ("drafter", MAX_NAME_CHARS, lambda n: request(drafter="x" * n), "drafter"),
     ("session", MAX_SESSION_CHARS, lambda n: request(session_id="x" * n), "session_id"),
