@@ -98,6 +98,8 @@ class SpeculationChoice:
     restart_gamma: int | None = None
     window: int | None = None
     """Needs gamma, and is at least that."""
+    max_gamma: int | None = None
+    """Most tokens per proposal where gamma is left to measurement; excludes gamma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class GenerationRequest:
     session_id: SessionId = SessionId("")
     """Empty: a new session."""
     max_tokens: int | None = None
-    """None: the server's default, or what the context holds."""
+    """None: the server's default, or what the context holds. 0 needs `num_prompt_logprobs`: nothing is generated."""
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
     """0 .. 2^64 - 1; None: a fresh random key."""
@@ -124,12 +126,20 @@ class GenerationRequest:
     """Kind of drafter, or label of draft workers; empty: any."""
     num_logprobs: int | None = None
     """Top log-probabilities per token; None: none at all."""
+    num_prompt_logprobs: int | None = None
+    """Top log-probabilities per token of the prompt; None: none at all."""
+    processed_logprobs: bool = False
+    """Whether log-probabilities of generated tokens are of what was sampled from, not the model's own."""
     return_token_origin: bool = False
     sample_index: int = 0
     request_id: str = ""
     """The client's name for this request, by which a repeat of it is known; empty: none."""
     prediction: TextPrediction | TokenPrediction | None = None
     """What the answer is expected to be; excludes `speculation.off`."""
+    priority: int = 0
+    """Who goes first where places are scarce, -8 .. 8; higher first."""
+    max_wait_s: float | None = None
+    """Longest wait for a place; None: the server's."""
     skip_special_tokens: bool = True
     """Whether the text leaves special tokens out."""
 
@@ -167,6 +177,19 @@ class Chunk:
     text: str
     kinds: tuple[TokenKind, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of the whole prompt under the model itself; told once, before the first chunk.
+
+    A resumed stream tells them again, unless its generation is over.
+    """
+
+    token_ids: tuple[int, ...]
+    """From position 0 on, earlier turns included."""
+    logprobs: tuple[TokenLogprobs | None, ...]
+    """One per token; None for the first, which follows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +258,7 @@ class Finished:
     figures: Figures = Figures()
 
 
-GenerationEvent = Started | Chunk | Notice | Finished
+GenerationEvent = Started | PromptLogprobs | Chunk | Notice | Finished
 
 
 # --- what the other calls return ----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 
@@ -22,10 +23,36 @@ class SparseRow:
     """Positive, the sum is `COUNT_TOTAL`."""
 
 
+class GrammarKind(StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    """The text is a JSON schema; `{"type": "object"}` is any JSON object."""
+    REGEX = "regex"
+    LARK = "lark"
+    """Lark's dialect of EBNF, from the rule `start`."""
+    CHOICES = "choices"
+    """The text is a JSON list of strings, one of which is the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must match."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's logits become the distribution that is sampled from; fields are in the order of use."""
 
+    allowed_token_ids: tuple[int, ...] = ()
+    """All other tokens are banned; empty allows every token. At most 32768, distinct."""
+    min_tokens: int = 0
+    """Ids of `end_token_ids` are banned until the output has so many tokens."""
+    grammar: Grammar | None = None
+    """Tokens that cannot continue the output so that it matches are banned; where it is complete, an end is allowed."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, bias added to its logit); -100 or less bans the token."""
     repetition_penalty: float = 1.0
@@ -42,11 +69,25 @@ class SamplingParams:
     """(0, 1]; keep the smallest set of likeliest tokens that reaches this mass."""
     min_p: float = 0.0
     """[0, 1]; keep tokens at least this fraction as likely as the likeliest."""
+    end_token_ids: tuple[int, ...] = ()
+    """Ids that end the output, set by the orchestrator and by no client: what `min_tokens` bans."""
+    grammar_end_ids: tuple[int, ...] = ()
+    """End-of-sequence ids, set by the orchestrator and by no client: what follows a complete output of a grammar."""
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether a row depends on which tokens came before it."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def uses_history(self) -> bool:
         """Whether a row depends on the tokens before it other than through the model."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.uses_penalties or self.min_tokens > 0 or self.grammar is not None
+
+    @property
+    def keeps_likeliest(self) -> bool:
+        """Whether the likeliest token of a row is that of the model's own logits."""
+        return not (self.uses_history or self.logit_bias or self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +100,8 @@ class Speculation:
     """Tokens of the first proposal of an epoch; 1 .. gamma."""
     window: int = 0
     """Most tokens the chain may be ahead of the committed length; >= gamma. Equal to gamma: sequential rounds."""
+    ahead: bool = False
+    """Whether the verifier computes the row behind a rollback without waiting for what is to be tested on it."""
 
     @property
     def enabled(self) -> bool:
@@ -201,7 +244,7 @@ class VerdictCause:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural log-probabilities of one committed token under the model itself: before bias, penalties and filters."""
+    """Natural log-probabilities of one token: under the model itself, or of what was sampled from if that was asked."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -236,6 +279,10 @@ class Verdict:
     """Times so far that announced tokens went untested by the drafter's doing (rejection modes)."""
     num_stale: int = 0
     """Proposals so far, on this stream, that came too late to be tested."""
+    num_sessions: int = 0
+    """Sessions that shared the pass; 0: it is not known."""
+    from_ahead: bool = False
+    """Whether the figures are those of a pass that had begun before what was tested arrived."""
 
     @property
     def end(self) -> int:
@@ -248,7 +295,15 @@ class Preparing:
     """The session waits for a place, or its KV is being computed; said every few seconds for as long as that lasts."""
 
 
-DecodeResponseMessage = Verdict | Draining | Preparing
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt under the model itself; sent once, before the first verdict that has tokens."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of the tokens at positions 1 .. prompt_len - 1: the one at position 0 follows nothing, and has none."""
+
+
+DecodeResponseMessage = Verdict | Draining | Preparing | PromptScores
 
 
 # --- orchestrator -> verifier (Decode) ----------------------------------------------------------------------------
@@ -271,6 +326,10 @@ class DecodeOpen:
     """Length of the prompt: penalties count output tokens after it."""
     num_logprobs: int = -1
     """Top log-probabilities per token; -1 sends none at all."""
+    num_prompt_logprobs: int = -1
+    """Top log-probabilities per token of the prompt; -1 sends none at all."""
+    processed_logprobs: bool = False
+    """Whether tokens' log-probabilities are of the distribution that was sampled from, not the model's own."""
     commit_limit: int = 0
     speculation: Speculation = Speculation()
     patience_s: float = 1.0

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from outrider.errors import InvalidRequest
 from outrider.ids import Mode
-from outrider.messages import SamplingParams
+from outrider.messages import Grammar, GrammarKind, SamplingParams
 from outrider.noise import KEY_BYTES, Purpose, derive_key, seed_key
 
 FIELD = "file"
@@ -94,6 +94,14 @@ _NAMES: dict[Mode, ModeName] = {
 }
 
 
+class _Grammar(BaseModel):
+    """`Grammar`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    kind: GrammarKind
+    text: str
+
+
 class _Sampling(BaseModel):
     """`SamplingParams`, with the ranges of each field."""
 
@@ -106,6 +114,16 @@ class _Sampling(BaseModel):
     top_k: int = Field(default=0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     min_p: float = Field(default=0.0, ge=0, le=1)
+    allowed_token_ids: tuple[int, ...] = ()
+    min_tokens: int = Field(default=0, ge=0)
+    grammar: _Grammar | None = None
+    end_token_ids: tuple[int, ...] = ()
+    grammar_end_ids: tuple[int, ...] = ()
+
+    def as_params(self) -> SamplingParams:
+        """Return the value that services use."""
+        grammar = None if self.grammar is None else Grammar(self.grammar.kind, self.grammar.text)
+        return SamplingParams(**self.model_dump() | {"grammar": grammar})
 
 
 class _Line(BaseModel):
@@ -156,7 +174,7 @@ def from_line(text: str, at: str) -> Logged:
         raise InvalidRequest(FIELD, at, f"{where} to be right: {first['msg']}") from None
     if line.prompt_len >= len(line.token_ids):
         raise InvalidRequest(FIELD, at, f"prompt_len in 1 to {len(line.token_ids) - 1}, not {line.prompt_len}")
-    sampling = SamplingParams(**line.sampling.model_dump())
+    sampling = line.sampling.as_params()
     key = bytes.fromhex(line.key) or (b"" if line.seed is None else seed_key(line.seed))
     return Logged(
         line.session_id or at, line.token_ids, line.prompt_len, _mode(line, sampling), sampling, key,

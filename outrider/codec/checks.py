@@ -33,6 +33,8 @@ MAX_PREDICTION_TOKENS = 1 << 15
 """Most tokens of a client's prediction."""
 MAX_DRAFTERS = 16
 """Most kinds of drafters of one worker."""
+MAX_PRIORITY = 8
+"""Highest priority of a request; the lowest is as far below 0."""
 MAX_LOGPROBS = 128
 """Most log-probabilities per token."""
 

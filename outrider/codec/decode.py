@@ -1,6 +1,6 @@
 """Codec of `VerifyService.Decode`, both ways. Every sender is a peer: bad messages raise `ProtocolError`."""
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -16,6 +16,7 @@ from outrider.messages import (
     DecodeResponseMessage,
     Draining,
     Preparing,
+    PromptScores,
     Verdict,
     VerdictCause,
 )
@@ -92,6 +93,8 @@ def _open_to_proto(message: DecodeOpen) -> pb.DecodeOpen:
         speculation=t.speculation_to_proto(message.speculation),
         patience=duration(message.patience_s),
         worker_id=message.worker_id,
+        num_prompt_logprobs=message.num_prompt_logprobs if message.num_prompt_logprobs >= 0 else None,
+        processed_logprobs=message.processed_logprobs,
     )
 
 
@@ -99,7 +102,6 @@ def _open_from_proto(message: pb.DecodeOpen) -> DecodeOpen:
     mode = PEER.enum("open.mode", message.mode, Mode)
     token_ids = PEER.ids("open.token_ids", message.token_ids, 1)
     PEER.require(len(message.classes) == len(token_ids), "open.classes", len(message.classes), "one class per token")
-    wants_logprobs = message.HasField("num_logprobs")
     return DecodeOpen(
         session_id=SessionId(PEER.name("open.session_id", message.session_id)),
         generation=t.generation_from_proto(message.generation),
@@ -110,12 +112,20 @@ def _open_from_proto(message: pb.DecodeOpen) -> DecodeOpen:
         key=t.key_from_proto("open.key", message.key, mode),
         sample_index=PEER.integer("open.sample_index", message.sample_index),
         prompt_len=PEER.integer("open.prompt_len", message.prompt_len, 0, len(token_ids)),
-        num_logprobs=PEER.integer("open.num_logprobs", message.num_logprobs, 0, MAX_LOGPROBS) if wants_logprobs else -1,
+        num_logprobs=_num_logprobs("num_logprobs", message),
+        num_prompt_logprobs=_num_logprobs("num_prompt_logprobs", message),
+        processed_logprobs=message.processed_logprobs,
         commit_limit=PEER.integer("open.commit_limit", message.commit_limit),
         speculation=t.speculation_from_proto(message.speculation),
         patience_s=_patience("open.patience", message.patience if message.HasField("patience") else None),
         worker_id=WorkerId(PEER.text("open.worker_id", message.worker_id)),
     )
+
+
+def _num_logprobs(field: Literal["num_logprobs", "num_prompt_logprobs"], message: pb.DecodeOpen) -> int:
+    """Decode how many of the likeliest tokens are wanted; -1: no log-probabilities at all."""
+    value: int = getattr(message, field)
+    return PEER.integer(f"open.{field}", value, 0, MAX_LOGPROBS) if message.HasField(field) else -1
 
 
 def _progress_to_proto(message: DecodeProgress) -> pb.DecodeProgress:
@@ -155,6 +165,8 @@ def decode_response_to_proto(message: DecodeResponseMessage) -> pb.DecodeRespons
             return pb.DecodeResponse(draining=t.draining_to_proto(message))
         case Preparing():
             return pb.DecodeResponse(preparing=pb.Preparing())
+        case PromptScores():
+            return pb.DecodeResponse(prompt_scores=pb.PromptScores(logprobs=t.logprobs_to_proto(message.logprobs)))
         case _:
             assert_never(message)
 
@@ -172,8 +184,10 @@ def decode_response_from_proto(message: pb.DecodeResponse) -> DecodeResponseMess
             return t.draining_from_proto(message.draining)
         case "preparing":
             return Preparing()
+        case "prompt_scores":
+            return PromptScores(t.logprobs_from_proto("prompt_scores.logprobs", message.prompt_scores.logprobs))
         case None:
-            raise PEER.fault("message", None, "one of verdict, draining, preparing")
+            raise PEER.fault("message", None, "one of verdict, draining, preparing, prompt_scores")
         case other:
             assert_never(other)
 
@@ -195,6 +209,8 @@ def _verdict_to_proto(verdict: Verdict) -> pb.Verdict:
         num_rows=verdict.num_rows,
         guarantee_void=verdict.guarantee_void,
         num_stale=verdict.num_stale,
+        num_sessions=verdict.num_sessions,
+        from_ahead=verdict.from_ahead,
     )
 
 
@@ -217,6 +233,8 @@ def _verdict_from_proto(message: pb.Verdict) -> Verdict:
         num_rows=PEER.integer("verdict.num_rows", message.num_rows),
         guarantee_void=PEER.integer("verdict.guarantee_void", message.guarantee_void),
         num_stale=PEER.integer("verdict.num_stale", message.num_stale),
+        num_sessions=PEER.integer("verdict.num_sessions", message.num_sessions),
+        from_ahead=message.from_ahead,
     )
     count = len(token_ids)
     PEER.count("verdict.kinds", verdict.kinds, count, count)

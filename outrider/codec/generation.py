@@ -1,6 +1,6 @@
 """Codec of `generation.proto`: requests are checked as a client's (`InvalidRequest`), events as a peer's."""
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from outrider.codec import types as t
 from outrider.codec.chat import MAX_PROMPT_CHARS, chat_from_proto, chat_to_proto
@@ -9,9 +9,11 @@ from outrider.codec.checks import (
     MAX_GAMMA,
     MAX_LOGPROBS,
     MAX_PREDICTION_TOKENS,
+    MAX_PRIORITY,
     MAX_TEXT_CHARS,
     MAX_WINDOW,
     PEER,
+    duration,
 )
 from outrider.codec.figures import figures_from_proto, figures_to_proto
 from outrider.generation import (
@@ -21,6 +23,7 @@ from outrider.generation import (
     GenerationEvent,
     GenerationRequest,
     Notice,
+    PromptLogprobs,
     ResumeFrom,
     SpeculationChoice,
     Started,
@@ -68,9 +71,13 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
         speculation=_choice_to_proto(request.speculation),
         drafter=request.drafter,
         logprobs=request.num_logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
+        processed_logprobs=request.processed_logprobs,
         return_token_origin=request.return_token_origin,
         sample_index=request.sample_index,
         request_id=request.request_id,
+        priority=request.priority,
+        max_wait=None if request.max_wait_s is None else duration(request.max_wait_s),
         prediction=_prediction_to_proto(request.prediction),
         skip_special_tokens=None if request.skip_special_tokens else False,
     )
@@ -92,19 +99,23 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         prompt=_prompt_from_proto(message),
         model=CLIENT.text("model", message.model),
         session_id=SessionId(CLIENT.session("session_id", message.session_id) if message.session_id else ""),
-        max_tokens=CLIENT.integer("max_tokens", message.max_tokens, 1) if has("max_tokens") else None,
+        max_tokens=_max_tokens(message),
         sampling=sampling,
         seed=message.seed if has("seed") else None,
         stop=_stop_from_proto(message),
         stop_token_ids=CLIENT.ids("stop_token_ids", message.stop_token_ids, 0, MAX_STOPS),
-        ignore_eos=message.ignore_eos,
+        ignore_eos=_ignore_eos(message),
         mode=_mode_from_proto(message, sampling),
         speculation=_choice_from_proto(message.speculation),
         drafter=CLIENT.text("drafter", message.drafter),
-        num_logprobs=CLIENT.integer("logprobs", message.logprobs, 0, MAX_LOGPROBS) if has("logprobs") else None,
+        num_logprobs=_num_logprobs("logprobs", message),
+        num_prompt_logprobs=_num_logprobs("prompt_logprobs", message),
+        processed_logprobs=_processed_logprobs(message),
         return_token_origin=message.return_token_origin,
         sample_index=CLIENT.integer("sample_index", message.sample_index),
         request_id=_request_id(message.request_id),
+        priority=CLIENT.integer("priority", message.priority, -MAX_PRIORITY, MAX_PRIORITY),
+        max_wait_s=CLIENT.seconds("max_wait", message.max_wait) if message.HasField("max_wait") else None,
         prediction=_prediction_from_proto(message),
         skip_special_tokens=not has("skip_special_tokens") or message.skip_special_tokens,
     )
@@ -168,6 +179,34 @@ def _prediction_from_proto(message: pb.GenerateRequest) -> TextPrediction | Toke
             assert_never(other)
 
 
+def _max_tokens(message: pb.GenerateRequest) -> int | None:
+    """Decode the most tokens to generate; none at all are sensible only where the prompt itself is asked about."""
+    if not message.HasField("max_tokens"):
+        return None
+    low = 0 if message.HasField("prompt_logprobs") else 1
+    most = CLIENT.integer("max_tokens", message.max_tokens, low)
+    least = message.sampling.min_tokens
+    CLIENT.require(least <= most, "sampling.min_tokens", least, f"an integer in 0 .. max_tokens ({most})")
+    return most
+
+
+def _num_logprobs(field: Literal["logprobs", "prompt_logprobs"], message: pb.GenerateRequest) -> int | None:
+    value: int = getattr(message, field)
+    return CLIENT.integer(field, value, 0, MAX_LOGPROBS) if message.HasField(field) else None
+
+
+def _processed_logprobs(message: pb.GenerateRequest) -> bool:
+    sound = not message.processed_logprobs or message.HasField("logprobs")
+    CLIENT.require(sound, "processed_logprobs", True, "false without logprobs")
+    return message.processed_logprobs
+
+
+def _ignore_eos(message: pb.GenerateRequest) -> bool:
+    sound = not message.ignore_eos or not message.sampling.HasField("grammar")
+    CLIENT.require(sound, "ignore_eos", True, "false beside a grammar, whose output has an end")
+    return message.ignore_eos
+
+
 def _request_id(value: str) -> str:
     CLIENT.require(len(value) <= MAX_REQUEST_ID, "request_id", value, f"at most {MAX_REQUEST_ID} characters")
     return value
@@ -195,7 +234,11 @@ def _mode_from_proto(message: pb.GenerateRequest, sampling: SamplingParams) -> M
 
 def _choice_to_proto(choice: SpeculationChoice) -> pb.SpeculationOverride:
     return pb.SpeculationOverride(
-        off=choice.off, gamma=choice.gamma, restart_gamma=choice.restart_gamma, window=choice.window
+        off=choice.off,
+        gamma=choice.gamma,
+        restart_gamma=choice.restart_gamma,
+        window=choice.window,
+        max_gamma=choice.max_gamma,
     )
 
 
@@ -203,9 +246,15 @@ def _choice_from_proto(message: pb.SpeculationOverride) -> SpeculationChoice:
     gamma = message.gamma if message.HasField("gamma") else None
     restart_gamma = message.restart_gamma if message.HasField("restart_gamma") else None
     window = message.window if message.HasField("window") else None
+    max_gamma = message.max_gamma if message.HasField("max_gamma") else None
     if message.off:
-        extra = gamma is not None or restart_gamma is not None or window is not None
+        extra = any(value is not None for value in (gamma, restart_gamma, window, max_gamma))
         CLIENT.require(not extra, "speculation.off", True, "no other field of speculation beside off")
+    if max_gamma is not None:
+        CLIENT.require(
+            gamma is None, "speculation.max_gamma", max_gamma, "nothing beside gamma, which is a choice already"
+        )
+        CLIENT.integer("speculation.max_gamma", max_gamma, 1, MAX_GAMMA)
     if gamma is not None:
         CLIENT.integer("speculation.gamma", gamma, 1, MAX_GAMMA)
     if restart_gamma is not None:
@@ -213,7 +262,7 @@ def _choice_from_proto(message: pb.SpeculationOverride) -> SpeculationChoice:
     if window is not None:
         CLIENT.require(gamma is not None, "speculation.gamma", None, "a gamma beside window")
         CLIENT.integer("speculation.window", window, gamma or 1, MAX_WINDOW)
-    return SpeculationChoice(message.off, gamma, restart_gamma, window)
+    return SpeculationChoice(message.off, gamma, restart_gamma, window, max_gamma)
 
 
 def resume_to_proto(resume: ResumeFrom) -> pb.ResumeRequest:
@@ -241,6 +290,8 @@ def event_to_proto(event: GenerationEvent) -> pb.GenerationEvent:
             return pb.GenerationEvent(started=_started_to_proto(event))
         case Chunk():
             return pb.GenerationEvent(chunk=_chunk_to_proto(event))
+        case PromptLogprobs():
+            return pb.GenerationEvent(prompt_logprobs=_prompt_logprobs_to_proto(event))
         case Notice():
             return pb.GenerationEvent(notice=pb.Notice(reason=event.reason, text=event.text))
         case Finished():
@@ -260,13 +311,15 @@ def event_from_proto(message: pb.GenerationEvent) -> GenerationEvent:
             return _started_from_proto(message.started)
         case "chunk":
             return _chunk_from_proto(message.chunk)
+        case "prompt_logprobs":
+            return _prompt_logprobs_from_proto(message.prompt_logprobs)
         case "notice":
             text = PEER.text("notice.text", message.notice.text, MAX_TEXT_CHARS)
             return Notice(PEER.name("notice.reason", message.notice.reason), text)
         case "finished":
             return _finished_from_proto(message.finished)
         case None:
-            raise PEER.fault("event", None, "one of started, chunk, notice, finished")
+            raise PEER.fault("event", None, "one of started, prompt_logprobs, chunk, notice, finished")
         case other:
             assert_never(other)
 
@@ -309,6 +362,18 @@ def _chunk_from_proto(message: pb.Chunk) -> Chunk:
         if items:
             PEER.count(field, items, len(token_ids), len(token_ids))
     return Chunk(PEER.integer("chunk.start", message.start), token_ids, message.text, kinds, logprobs)
+
+
+def _prompt_logprobs_to_proto(event: PromptLogprobs) -> pb.PromptLogprobs:
+    scores = [entry for entry in event.logprobs if entry is not None]
+    return pb.PromptLogprobs(token_ids=event.token_ids, logprobs=t.logprobs_to_proto(scores))
+
+
+def _prompt_logprobs_from_proto(message: pb.PromptLogprobs) -> PromptLogprobs:
+    token_ids = PEER.ids("prompt_logprobs.token_ids", message.token_ids, 1)
+    scores = t.logprobs_from_proto("prompt_logprobs.logprobs", message.logprobs)
+    PEER.count("prompt_logprobs.logprobs", scores, len(token_ids) - 1, len(token_ids) - 1)
+    return PromptLogprobs(token_ids, (None, *scores))
 
 
 def _finished_to_proto(event: Finished) -> pb.Finished:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from outrider.codec.checks import MAX_DRAFTERS, MAX_GAMMA, MAX_LOGPROBS, MAX_TEXT_CHARS, MAX_WINDOW, PEER, Checks
+from outrider.codec.constraints import bans_from_proto, grammar_to_proto
 from outrider.ids import Epoch, Generation, Mode, TokenKind, WorkerId
 from outrider.messages import (
     COUNT_TOTAL,
@@ -119,6 +120,11 @@ def sampling_to_proto(sampling: SamplingParams) -> pb.SamplingParams:
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
+        allowed_token_ids=sampling.allowed_token_ids,
+        min_tokens=sampling.min_tokens,
+        grammar=None if sampling.grammar is None else grammar_to_proto(sampling.grammar),
+        end_token_ids=sampling.end_token_ids,
+        grammar_end_ids=sampling.grammar_end_ids,
     )
 
 
@@ -131,6 +137,7 @@ def sampling_from_proto(message: pb.SamplingParams, checks: Checks) -> SamplingP
         return checks.number(f"sampling.{name}", value, low, high)
 
     result = SamplingParams(
+        **bans_from_proto(message, checks),
         logit_bias=_logit_bias(message.logit_bias, checks),
         repetition_penalty=number("repetition_penalty", 0.0),
         presence_penalty=number("presence_penalty", -2.0, 2.0),
@@ -154,7 +161,12 @@ def _logit_bias(entries: Sequence[pb.LogitBias], checks: Checks) -> tuple[tuple[
 
 def speculation_to_proto(speculation: Speculation) -> pb.Speculation:
     """Encode how far a drafter may run."""
-    return pb.Speculation(gamma=speculation.gamma, restart_gamma=speculation.restart_gamma, window=speculation.window)
+    return pb.Speculation(
+        gamma=speculation.gamma,
+        restart_gamma=speculation.restart_gamma,
+        window=speculation.window,
+        ahead=speculation.ahead,
+    )
 
 
 def speculation_from_proto(message: pb.Speculation) -> Speculation:
@@ -163,7 +175,8 @@ def speculation_from_proto(message: pb.Speculation) -> Speculation:
         return Speculation()
     gamma = PEER.integer("speculation.gamma", message.gamma, 1, MAX_GAMMA)
     restart_gamma = PEER.integer("speculation.restart_gamma", message.restart_gamma, 1, gamma)
-    return Speculation(gamma, restart_gamma, PEER.integer("speculation.window", message.window, gamma, MAX_WINDOW))
+    window = PEER.integer("speculation.window", message.window, gamma, MAX_WINDOW)
+    return Speculation(gamma, restart_gamma, window, message.ahead)
 
 
 # --- rows, log-probabilities, tensors -----------------------------------------------------------------------------

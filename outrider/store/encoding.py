@@ -6,12 +6,12 @@ Fields that a reader does not know are ignored, fields that are missing have the
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Generation, Mode, TokenClass, WorkerId
-from outrider.messages import SamplingParams, Vocabulary, WorkerDescription
+from outrider.messages import Grammar, GrammarKind, SamplingParams, Vocabulary, WorkerDescription
 from outrider.store.errors import StateUnreadable
 from outrider.store.records import KvLocation, SessionState, SessionStatus
 
@@ -81,6 +81,12 @@ def _decode_sampling(raw: bytes) -> SamplingParams:
     known = _known(SamplingParams, json.loads(raw))
     if "logit_bias" in known:
         known["logit_bias"] = tuple((int(token), float(bias)) for token, bias in known["logit_bias"])
+    for name in ("allowed_token_ids", "end_token_ids", "grammar_end_ids"):
+        if name in known:
+            known[name] = tuple(map(int, known[name]))
+    if known.get("grammar") is not None:
+        grammar = _known(Grammar, known["grammar"])
+        known["grammar"] = Grammar(GrammarKind(grammar["kind"]), grammar["text"])
     return SamplingParams(**known)
 
 
@@ -102,6 +108,8 @@ _FIELDS: Mapping[str, _Codec] = {
     "key": _Codec(bytes, bytes),
     "sample_index": _INTEGER,
     "num_logprobs": _INTEGER,
+    "num_prompt_logprobs": _INTEGER,
+    "processed_logprobs": _Codec(_json, lambda raw: bool(json.loads(raw))),
     "stop_strings": _Codec(_json, lambda raw: tuple(json.loads(raw))),
     "stop_ids": _Codec(_json, lambda raw: tuple(json.loads(raw))),
     "speculation": _Codec(lambda value: _json(_changed(value)), _decode_choice),
@@ -207,7 +215,8 @@ def _known(cls: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changed(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass value that differ from their default."""
-    return {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(value, f)}
+    changed = {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(value, f)}
+    return {name: asdict(own) if is_dataclass(own) else own for name, own in changed.items()}
 
 
 def _is_default(value: Any, f: Any) -> bool:

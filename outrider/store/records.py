@@ -38,6 +38,10 @@ class SessionState:
     sample_index: int = 0
     num_logprobs: int = -1
     """Top log-probabilities asked for per token; -1: none at all."""
+    num_prompt_logprobs: int = -1
+    """Top log-probabilities asked for per token of the prompt; -1: none at all."""
+    processed_logprobs: bool = False
+    """Whether tokens' log-probabilities are of the distribution that was sampled from."""
     stop_strings: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)

@@ -27,17 +27,17 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x8e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"\xf0\x01\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x01(\t\x12\x1a\n\x12template_arguments\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1c\n\x14parse_special_tokens\x18\x07 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"S\n\nPrediction\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\x8e\x01\n\x13SpeculationOverride\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x12\n\x05gamma\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rrestart_gamma\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06window\x18\x04 \x01(\x05H\x02\x88\x01\x01\x42\x08\n\x06_gammaB\x10\n\x0e_restart_gammaB\t\n\x07_window\"\x84\x05\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\nmax_tokens\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\x03\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x1f\n\x04mode\x18\x0c \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x35\n\x0bspeculation\x18\r \x01(\x0b\x32 .outrider.v1.SpeculationOverride\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x13return_token_origin\x18\x10 \x01(\x08\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x12\n\nrequest_id\x18\x12 \x01(\t\x12+\n\nprediction\x18\x13 \x01(\x0b\x32\x17.outrider.v1.Prediction\x12 \n\x13skip_special_tokens\x18\x1e \x01(\x08H\x04\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokens\":\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rnext_position\x18\x02 \x01(\x03\"\xba\x01\n\x0fGenerationEvent\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12%\n\x06notice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.NoticeH\x00\x12)\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"?\n\x10GenerateResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"=\n\x0eResumeResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"\x8c\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x1f\n\x04mode\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Mode\x12)\n\tguarantee\x18\x04 \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\r\n\x05model\x18\x05 \x01(\t\"\x8c\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\x12%\n\x05kinds\x18\x04 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"&\n\x06Notice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb0\x06\n\x07\x46igures\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x15\n\rnum_rollbacks\x18\x02 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x12\n\nnum_tested\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x1b\n\x13tested_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x11\n\tnum_stale\x18\x08 \x01(\r\x12\x11\n\tnum_plain\x18\t \x01(\r\x12\x15\n\rnum_recovered\x18\n \x01(\r\x12\x11\n\tnum_bonus\x18\x0b \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x18\n\x10tokens_per_round\x18\r \x01(\x01\x12-\n\ndraft_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cnetwork_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bverify_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x63ommit_time\x18\x12 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fspeculation_off\x18\x15 \x01(\t\x12\x16\n\x0eguarantee_void\x18\x16 \x01(\r\x12\x1a\n\x12\x65ngine_fingerprint\x18\x17 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x18 \x01(\t\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x19 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x1a \x01(\r\"\x90\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0f\n\x07matched\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Figures\"B\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\";\n\x12GetSessionResponse\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Session\"\xe0\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.SessionStatus\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x1f\n\x04mode\x18\x06 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x11\n\ttoken_ids\x18\x07 \x03(\x03\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.outrider.v1.ModelDescription\"\xa0\x01\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x15\n\rnum_verifiers\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*d\n\rSessionStatus\x12\x1e\n\x1aSESSION_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SESSION_STATUS_RUNNING\x10\x01\x12\x17\n\x13SESSION_STATUS_IDLE\x10\x02\x32\x99\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1b.outrider.v1.ResumeResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rDeleteSession\x12!.outrider.v1.DeleteSessionRequest\x1a\".outrider.v1.DeleteSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17outrider/v1/types.proto\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x8e\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12)\n\ntool_calls\x18\x04 \x03(\x0b\x32\x15.outrider.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"\xf0\x01\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x01(\t\x12\x1a\n\x12template_arguments\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1c\n\x14parse_special_tokens\x18\x07 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"S\n\nPrediction\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\xb4\x01\n\x13SpeculationOverride\x12\x0b\n\x03off\x18\x01 \x01(\x08\x12\x12\n\x05gamma\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rrestart_gamma\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x13\n\x06window\x18\x04 \x01(\x05H\x02\x88\x01\x01\x12\x16\n\tmax_gamma\x18\x05 \x01(\x05H\x03\x88\x01\x01\x42\x08\n\x06_gammaB\x10\n\x0e_restart_gammaB\t\n\x07_windowB\x0c\n\n_max_gamma\"\x91\x06\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x17\n\nmax_tokens\x18\x06 \x01(\x03H\x01\x88\x01\x01\x12-\n\x08sampling\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\x03\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x1f\n\x04mode\x18\x0c \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x35\n\x0bspeculation\x18\r \x01(\x0b\x32 .outrider.v1.SpeculationOverride\x12\x0f\n\x07\x64rafter\x18\x0e \x01(\t\x12\x15\n\x08logprobs\x18\x0f \x01(\x05H\x03\x88\x01\x01\x12\x1b\n\x13return_token_origin\x18\x10 \x01(\x08\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x12\n\nrequest_id\x18\x12 \x01(\t\x12+\n\nprediction\x18\x13 \x01(\x0b\x32\x17.outrider.v1.Prediction\x12\x10\n\x08priority\x18( \x01(\x05\x12+\n\x08max_wait\x18) \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x13skip_special_tokens\x18\x1e \x01(\x08H\x04\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x14 \x01(\x05H\x05\x88\x01\x01\x12\x1a\n\x12processed_logprobs\x18\x15 \x01(\x08\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x12\n\x10_prompt_logprobs\":\n\rResumeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rnext_position\x18\x02 \x01(\x03\"\xf2\x01\n\x0fGenerationEvent\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.outrider.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12%\n\x06notice\x18\x03 \x01(\x0b\x32\x13.outrider.v1.NoticeH\x00\x12)\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x15.outrider.v1.FinishedH\x00\x12\x36\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"?\n\x10GenerateResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"=\n\x0eResumeResponse\x12+\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1c.outrider.v1.GenerationEvent\"\x8c\x01\n\x07Started\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nprompt_len\x18\x02 \x01(\r\x12\x1f\n\x04mode\x18\x03 \x01(\x0e\x32\x11.outrider.v1.Mode\x12)\n\tguarantee\x18\x04 \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\r\n\x05model\x18\x05 \x01(\t\"\x8c\x01\n\x05\x43hunk\x12\r\n\x05start\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x03\x12\x0c\n\x04text\x18\x03 \x01(\t\x12%\n\x05kinds\x18\x04 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"Q\n\x0ePromptLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\x03\x12,\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"&\n\x06Notice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb0\x06\n\x07\x46igures\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x15\n\rnum_rollbacks\x18\x02 \x01(\r\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x12\n\nnum_tested\x18\x04 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x05 \x01(\r\x12\x1b\n\x13tested_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x11\n\tnum_stale\x18\x08 \x01(\r\x12\x11\n\tnum_plain\x18\t \x01(\r\x12\x15\n\rnum_recovered\x18\n \x01(\r\x12\x11\n\tnum_bonus\x18\x0b \x01(\r\x12\x19\n\x11tokens_per_second\x18\x0c \x01(\x01\x12\x18\n\x10tokens_per_round\x18\r \x01(\x01\x12-\n\ndraft_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0cnetwork_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bverify_time\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x63ommit_time\x18\x12 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x13 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\ntotal_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fspeculation_off\x18\x15 \x01(\t\x12\x16\n\x0eguarantee_void\x18\x16 \x01(\r\x12\x1a\n\x12\x65ngine_fingerprint\x18\x17 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x18 \x01(\t\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x19 \x01(\r\x12\"\n\x1arejected_prediction_tokens\x18\x1a \x01(\r\"\x90\x01\n\x08\x46inished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x0f\n\x07matched\x18\x02 \x01(\t\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12%\n\x07\x66igures\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Figures\"B\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11include_token_ids\x18\x02 \x01(\x08\";\n\x12GetSessionResponse\x12%\n\x07session\x18\x01 \x01(\x0b\x32\x14.outrider.v1.Session\"\xe0\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.outrider.v1.SessionStatus\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12\x1f\n\x04mode\x18\x06 \x01(\x0e\x32\x11.outrider.v1.Mode\x12\x11\n\ttoken_ids\x18\x07 \x03(\x03\x12.\n\nupdated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"\x17\n\x15\x44\x65leteSessionResponse\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.outrider.v1.ModelDescription\"\xa0\x01\n\x10ModelDescription\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x15\n\rnum_verifiers\x18\x04 \x01(\r\x12\x10\n\x08\x64rafters\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*d\n\rSessionStatus\x12\x1e\n\x1aSESSION_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16SESSION_STATUS_RUNNING\x10\x01\x12\x17\n\x13SESSION_STATUS_IDLE\x10\x02\x32\x99\x03\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.outrider.v1.ResumeRequest\x1a\x1b.outrider.v1.ResumeResponse0\x01\x12M\n\nGetSession\x12\x1e.outrider.v1.GetSessionRequest\x1a\x1f.outrider.v1.GetSessionResponse\x12V\n\rDeleteSession\x12!.outrider.v1.DeleteSessionRequest\x1a\".outrider.v1.DeleteSessionResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3917
-  _globals['_FINISHREASON']._serialized_end=4041
-  _globals['_SESSIONSTATUS']._serialized_start=4043
-  _globals['_SESSIONSTATUS']._serialized_end=4143
+  _globals['_FINISHREASON']._serialized_start=4235
+  _globals['_FINISHREASON']._serialized_end=4359
+  _globals['_SESSIONSTATUS']._serialized_start=4361
+  _globals['_SESSIONSTATUS']._serialized_end=4461
   _globals['_TOKENIDS']._serialized_start=135
   _globals['_TOKENIDS']._serialized_end=164
   _globals['_TOOLCALL']._serialized_start=166
@@ -49,45 +49,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREDICTION']._serialized_start=611
   _globals['_PREDICTION']._serialized_end=694
   _globals['_SPECULATIONOVERRIDE']._serialized_start=697
-  _globals['_SPECULATIONOVERRIDE']._serialized_end=839
-  _globals['_GENERATEREQUEST']._serialized_start=842
-  _globals['_GENERATEREQUEST']._serialized_end=1486
-  _globals['_RESUMEREQUEST']._serialized_start=1488
-  _globals['_RESUMEREQUEST']._serialized_end=1546
-  _globals['_GENERATIONEVENT']._serialized_start=1549
-  _globals['_GENERATIONEVENT']._serialized_end=1735
-  _globals['_GENERATERESPONSE']._serialized_start=1737
-  _globals['_GENERATERESPONSE']._serialized_end=1800
-  _globals['_RESUMERESPONSE']._serialized_start=1802
-  _globals['_RESUMERESPONSE']._serialized_end=1863
-  _globals['_STARTED']._serialized_start=1866
-  _globals['_STARTED']._serialized_end=2006
-  _globals['_CHUNK']._serialized_start=2009
-  _globals['_CHUNK']._serialized_end=2149
-  _globals['_NOTICE']._serialized_start=2151
-  _globals['_NOTICE']._serialized_end=2189
-  _globals['_USAGE']._serialized_start=2191
-  _globals['_USAGE']._serialized_end=2271
-  _globals['_FIGURES']._serialized_start=2274
-  _globals['_FIGURES']._serialized_end=3090
-  _globals['_FINISHED']._serialized_start=3093
-  _globals['_FINISHED']._serialized_end=3237
-  _globals['_GETSESSIONREQUEST']._serialized_start=3239
-  _globals['_GETSESSIONREQUEST']._serialized_end=3305
-  _globals['_GETSESSIONRESPONSE']._serialized_start=3307
-  _globals['_GETSESSIONRESPONSE']._serialized_end=3366
-  _globals['_SESSION']._serialized_start=3369
-  _globals['_SESSION']._serialized_end=3593
-  _globals['_DELETESESSIONREQUEST']._serialized_start=3595
-  _globals['_DELETESESSIONREQUEST']._serialized_end=3637
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=3639
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=3662
-  _globals['_LISTMODELSREQUEST']._serialized_start=3664
-  _globals['_LISTMODELSREQUEST']._serialized_end=3683
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3685
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3752
-  _globals['_MODELDESCRIPTION']._serialized_start=3755
-  _globals['_MODELDESCRIPTION']._serialized_end=3915
-  _globals['_GENERATIONSERVICE']._serialized_start=4146
-  _globals['_GENERATIONSERVICE']._serialized_end=4555
+  _globals['_SPECULATIONOVERRIDE']._serialized_end=877
+  _globals['_GENERATEREQUEST']._serialized_start=880
+  _globals['_GENERATEREQUEST']._serialized_end=1665
+  _globals['_RESUMEREQUEST']._serialized_start=1667
+  _globals['_RESUMEREQUEST']._serialized_end=1725
+  _globals['_GENERATIONEVENT']._serialized_start=1728
+  _globals['_GENERATIONEVENT']._serialized_end=1970
+  _globals['_GENERATERESPONSE']._serialized_start=1972
+  _globals['_GENERATERESPONSE']._serialized_end=2035
+  _globals['_RESUMERESPONSE']._serialized_start=2037
+  _globals['_RESUMERESPONSE']._serialized_end=2098
+  _globals['_STARTED']._serialized_start=2101
+  _globals['_STARTED']._serialized_end=2241
+  _globals['_CHUNK']._serialized_start=2244
+  _globals['_CHUNK']._serialized_end=2384
+  _globals['_PROMPTLOGPROBS']._serialized_start=2386
+  _globals['_PROMPTLOGPROBS']._serialized_end=2467
+  _globals['_NOTICE']._serialized_start=2469
+  _globals['_NOTICE']._serialized_end=2507
+  _globals['_USAGE']._serialized_start=2509
+  _globals['_USAGE']._serialized_end=2589
+  _globals['_FIGURES']._serialized_start=2592
+  _globals['_FIGURES']._serialized_end=3408
+  _globals['_FINISHED']._serialized_start=3411
+  _globals['_FINISHED']._serialized_end=3555
+  _globals['_GETSESSIONREQUEST']._serialized_start=3557
+  _globals['_GETSESSIONREQUEST']._serialized_end=3623
+  _globals['_GETSESSIONRESPONSE']._serialized_start=3625
+  _globals['_GETSESSIONRESPONSE']._serialized_end=3684
+  _globals['_SESSION']._serialized_start=3687
+  _globals['_SESSION']._serialized_end=3911
+  _globals['_DELETESESSIONREQUEST']._serialized_start=3913
+  _globals['_DELETESESSIONREQUEST']._serialized_end=3955
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=3957
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=3980
+  _globals['_LISTMODELSREQUEST']._serialized_start=3982
+  _globals['_LISTMODELSREQUEST']._serialized_end=4001
+  _globals['_LISTMODELSRESPONSE']._serialized_start=4003
+  _globals['_LISTMODELSRESPONSE']._serialized_end=4070
+  _globals['_MODELDESCRIPTION']._serialized_start=4073
+  _globals['_MODELDESCRIPTION']._serialized_end=4233
+  _globals['_GENERATIONSERVICE']._serialized_start=4464
+  _globals['_GENERATIONSERVICE']._serialized_end=4873
 # @@protoc_insertion_point(module_scope)

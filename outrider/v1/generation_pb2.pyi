@@ -270,6 +270,7 @@ class SpeculationOverride(_message.Message):
     GAMMA_FIELD_NUMBER: _builtins.int
     RESTART_GAMMA_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
+    MAX_GAMMA_FIELD_NUMBER: _builtins.int
     off: _builtins.bool
     """Whether to decode without drafts. Contradicts every other field of this message."""
     gamma: _builtins.int
@@ -278,6 +279,10 @@ class SpeculationOverride(_message.Message):
     """Tokens of the first proposal after a rollback, 1 .. gamma. Unset means chosen by measurement, or gamma if that is set."""
     window: _builtins.int
     """Most tokens the drafter may be ahead, gamma .. 1024. Unset means chosen by measurement. Needs gamma."""
+    max_gamma: _builtins.int
+    """Most tokens per proposal where gamma is chosen by measurement, 1 .. 256. Unset means the server's limit, which it can only
+    lower. Contradicts gamma.
+    """
     def __init__(
         self,
         *,
@@ -285,19 +290,24 @@ class SpeculationOverride(_message.Message):
         gamma: _builtins.int | None = ...,
         restart_gamma: _builtins.int | None = ...,
         window: _builtins.int | None = ...,
+        max_gamma: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_restart_gamma", b"_restart_gamma", "_window", b"_window", "gamma", b"gamma", "restart_gamma", b"restart_gamma", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_max_gamma", b"_max_gamma", "_restart_gamma", b"_restart_gamma", "_window", b"_window", "gamma", b"gamma", "max_gamma", b"max_gamma", "restart_gamma", b"restart_gamma", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_restart_gamma", b"_restart_gamma", "_window", b"_window", "gamma", b"gamma", "off", b"off", "restart_gamma", b"restart_gamma", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gamma", b"_gamma", "_max_gamma", b"_max_gamma", "_restart_gamma", b"_restart_gamma", "_window", b"_window", "gamma", b"gamma", "max_gamma", b"max_gamma", "off", b"off", "restart_gamma", b"restart_gamma", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gamma: _TypeAlias = _typing.Literal["gamma"]  # noqa: Y015
     _WhichOneofArgType__gamma: _TypeAlias = _typing.Literal["_gamma", b"_gamma"]  # noqa: Y015
+    _WhichOneofReturnType__max_gamma: _TypeAlias = _typing.Literal["max_gamma"]  # noqa: Y015
+    _WhichOneofArgType__max_gamma: _TypeAlias = _typing.Literal["_max_gamma", b"_max_gamma"]  # noqa: Y015
     _WhichOneofReturnType__restart_gamma: _TypeAlias = _typing.Literal["restart_gamma"]  # noqa: Y015
     _WhichOneofArgType__restart_gamma: _TypeAlias = _typing.Literal["_restart_gamma", b"_restart_gamma"]  # noqa: Y015
     _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
     _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gamma) -> _WhichOneofReturnType__gamma | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_gamma) -> _WhichOneofReturnType__max_gamma | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__restart_gamma) -> _WhichOneofReturnType__restart_gamma | None: ...
     @_typing.overload
@@ -330,7 +340,11 @@ class GenerateRequest(_message.Message):
     SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROCESSED_LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, not empty; tokenized with the model's special tokens."""
     model: _builtins.str
@@ -338,7 +352,7 @@ class GenerateRequest(_message.Message):
     session_id: _builtins.str
     """Session to continue: the input is appended to its log. Unset (empty) means a new session."""
     max_tokens: _builtins.int
-    """Most tokens to generate, >= 1. Unset means the server's default, or as many as the context holds."""
+    """Most tokens to generate, >= 1, or 0 beside prompt_logprobs. Unset means the server's default, or as many as the context holds."""
     seed: _builtins.int
     """Seed: the same request gives the same text. Unset means a fresh random key."""
     ignore_eos: _builtins.bool
@@ -360,8 +374,20 @@ class GenerateRequest(_message.Message):
     be asked for again when the answer was lost: what was begun goes on, and the input is not appended twice. Unset (empty) means
     that a repeat is a further turn.
     """
+    priority: _builtins.int
+    """Who goes first where places are scarce, -8 .. 8, and no more than the API key allows: higher ones first, but nobody waits for
+    ever. Unset means 0.
+    """
     skip_special_tokens: _builtins.bool
     """Whether the text leaves special tokens out; ids always have them. Unset means true."""
+    prompt_logprobs: _builtins.int
+    """Likeliest tokens to report with the log-probability of each token of the prompt, 0 .. 128. Unset means no log-probabilities
+    of the prompt. Its KV is computed anew for them.
+    """
+    processed_logprobs: _builtins.bool
+    """Whether log-probabilities of generated tokens are those of the distribution that was sampled from (at temperature 0: after
+    bans, bias and penalties) instead of the model's own. Needs logprobs.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are."""
@@ -390,6 +416,12 @@ class GenerateRequest(_message.Message):
     def prediction(self) -> Global___Prediction:
         """What the answer is expected to be. Unset means nothing. Contradicts `speculation.off`."""
 
+    @_builtins.property
+    def max_wait(self) -> _duration_pb2.Duration:
+        """Longest wait for a place. A generation that cannot begin within it, nor before the call's own deadline, is refused early:
+        RESOURCE_EXHAUSTED, with the wait that is to be expected. Unset means the server's longest wait.
+        """
+
     def __init__(
         self,
         *,
@@ -412,16 +444,22 @@ class GenerateRequest(_message.Message):
         sample_index: _builtins.int = ...,
         request_id: _builtins.str = ...,
         prediction: Global___Prediction | None = ...,
+        priority: _builtins.int = ...,
+        max_wait: _duration_pb2.Duration | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        processed_logprobs: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prediction", b"prediction", "sampling", b"sampling", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "prediction", b"prediction", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "drafter", b"drafter", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "mode", b"mode", "model", b"model", "prediction", b"prediction", "request_id", b"request_id", "return_token_origin", b"return_token_origin", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "drafter", b"drafter", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "mode", b"mode", "model", b"model", "prediction", b"prediction", "priority", b"priority", "processed_logprobs", b"processed_logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "return_token_origin", b"return_token_origin", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "session_id", b"session_id", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
@@ -432,6 +470,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -477,6 +517,7 @@ class GenerationEvent(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """The generation began; always first."""
@@ -493,6 +534,10 @@ class GenerationEvent(_message.Message):
     def finished(self) -> Global___Finished:
         """The generation ended; always last of a stream that ends with OK."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Log-probabilities of the prompt, if they were asked for; once, before the first chunk."""
+
     def __init__(
         self,
         *,
@@ -500,12 +545,13 @@ class GenerationEvent(_message.Message):
         chunk: Global___Chunk | None = ...,
         notice: Global___Notice | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "notice", b"notice", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "notice", b"notice", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "notice", b"notice", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "notice", b"notice", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "notice", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "notice", "finished", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -640,6 +686,38 @@ class Chunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """Log-probabilities of the whole prompt, earlier turns included, under the model itself. A resumed stream tells them again, unless
+    its generation is over.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens from position 0 on."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Of the tokens from position 1 on: the first one follows nothing, and has none."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class Notice(_message.Message):

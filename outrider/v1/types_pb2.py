@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"+\n\nGeneration\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\x04\"C\n\x05\x45poch\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\r\n\x05round\x18\x02 \x01(\x04\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.outrider.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\tDraftRows\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"\xe2\x02\n\x0eSamplingParams\x12*\n\nlogit_bias\x18\x01 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x06\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_p\"C\n\x0bSpeculation\x12\r\n\x05gamma\x18\x01 \x01(\r\x12\x15\n\rrestart_gamma\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\"0\n\x0bScoredToken\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"/\n\nVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"-\n\x08TokenMap\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd9\x03\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12)\n\tguarantee\x18\t \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x0b \x01(\r\x12\x0c\n\x04load\x18\x0c \x01(\r\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x42\n\nattributes\x18\x0e \x03(\x0b\x32..outrider.v1.WorkerDescription.AttributesEntry\x12\r\n\x05label\x18\x0f \x01(\t\x12\x10\n\x08\x64rafters\x18\x10 \x03(\t\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*c\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_GREEDY\x10\x01\x12\x10\n\x0cMODE_COUPLED\x10\x02\x12\x12\n\x0eMODE_REJECTION\x10\x03\x12\x0e\n\nMODE_BLOCK\x10\x04*Y\n\nTokenClass\x12\x1b\n\x17TOKEN_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_CLASS_PROMPT\x10\x01\x12\x16\n\x12TOKEN_CLASS_DECODE\x10\x02*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x01\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x02\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x03\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x04*Y\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x15\n\x11GUARANTEE_BITWISE\x10\x01\x12\x1a\n\x16GUARANTEE_DISTRIBUTION\x10\x02*n\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04*u\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_VERIFY\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02\x12\x1b\n\x17WORKER_ROLE_ORCHESTRATE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/types.proto\x12\x0boutrider.v1\"+\n\nGeneration\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x0e\n\x06\x61ttach\x18\x02 \x01(\x04\"C\n\x05\x45poch\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\r\n\x05round\x18\x02 \x01(\x04\"H\n\x06Tensor\x12!\n\x05\x64type\x18\x01 \x01(\x0e\x32\x12.outrider.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"?\n\tDraftRows\x12\x0f\n\x07lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x01\"r\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x12\'\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x14.outrider.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xfc\x03\n\x0eSamplingParams\x12*\n\nlogit_bias\x18\x01 \x03(\x0b\x32\x16.outrider.v1.LogitBias\x12\x1f\n\x12repetition_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x04 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x05 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\x03\x12\x17\n\nmin_tokens\x18\n \x01(\x03H\x07\x88\x01\x01\x12%\n\x07grammar\x18\x0b \x01(\x0b\x32\x14.outrider.v1.Grammar\x12\x15\n\rend_token_ids\x18\x0c \x03(\x03\x12\x17\n\x0fgrammar_end_ids\x18\r \x03(\x03\x42\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\r\n\x0b_min_tokens\"R\n\x0bSpeculation\x12\r\n\x05gamma\x18\x01 \x01(\r\x12\x15\n\rrestart_gamma\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\r\n\x05\x61head\x18\x04 \x01(\x08\"0\n\x0bScoredToken\x12\x10\n\x08token_id\x18\x01 \x01(\x03\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12%\n\x03top\x18\x02 \x03(\x0b\x32\x18.outrider.v1.ScoredToken\"/\n\nVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\r\"-\n\x08TokenMap\x12\x0e\n\x06tokens\x18\x01 \x03(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd9\x03\n\x11WorkerDescription\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.outrider.v1.WorkerRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x13\n\x0b\x63ontext_len\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x08 \x01(\t\x12)\n\tguarantee\x18\t \x01(\x0e\x32\x16.outrider.v1.Guarantee\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x0b \x01(\r\x12\x0c\n\x04load\x18\x0c \x01(\r\x12\x10\n\x08\x64raining\x18\r \x01(\x08\x12\x42\n\nattributes\x18\x0e \x03(\x0b\x32..outrider.v1.WorkerDescription.AttributesEntry\x12\r\n\x05label\x18\x0f \x01(\t\x12\x10\n\x08\x64rafters\x18\x10 \x03(\t\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1a\n\x08\x44raining\x12\x0e\n\x06reason\x18\x01 \x01(\t*c\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bMODE_GREEDY\x10\x01\x12\x10\n\x0cMODE_COUPLED\x10\x02\x12\x12\n\x0eMODE_REJECTION\x10\x03\x12\x0e\n\nMODE_BLOCK\x10\x04*Y\n\nTokenClass\x12\x1b\n\x17TOKEN_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_CLASS_PROMPT\x10\x01\x12\x16\n\x12TOKEN_CLASS_DECODE\x10\x02*\x86\x01\n\tTokenKind\x12\x1a\n\x16TOKEN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_KIND_PLAIN\x10\x01\x12\x17\n\x13TOKEN_KIND_ACCEPTED\x10\x02\x12\x18\n\x14TOKEN_KIND_RECOVERED\x10\x03\x12\x14\n\x10TOKEN_KIND_BONUS\x10\x04*Y\n\tGuarantee\x12\x19\n\x15GUARANTEE_UNSPECIFIED\x10\x00\x12\x15\n\x11GUARANTEE_BITWISE\x10\x01\x12\x1a\n\x16GUARANTEE_DISTRIBUTION\x10\x02*n\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44_TYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT16\x10\x02\x12\x13\n\x0f\x44_TYPE_BFLOAT16\x10\x03\x12\x10\n\x0c\x44_TYPE_INT32\x10\x04*u\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_ROLE_VERIFY\x10\x01\x12\x15\n\x11WORKER_ROLE_DRAFT\x10\x02\x12\x1b\n\x17WORKER_ROLE_ORCHESTRATE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1487
-  _globals['_MODE']._serialized_end=1586
-  _globals['_TOKENCLASS']._serialized_start=1588
-  _globals['_TOKENCLASS']._serialized_end=1677
-  _globals['_TOKENKIND']._serialized_start=1680
-  _globals['_TOKENKIND']._serialized_end=1814
-  _globals['_GUARANTEE']._serialized_start=1816
-  _globals['_GUARANTEE']._serialized_end=1905
-  _globals['_DTYPE']._serialized_start=1907
-  _globals['_DTYPE']._serialized_end=2017
-  _globals['_WORKERROLE']._serialized_start=2019
-  _globals['_WORKERROLE']._serialized_end=2136
+  _globals['_MODE']._serialized_start=1798
+  _globals['_MODE']._serialized_end=1897
+  _globals['_TOKENCLASS']._serialized_start=1899
+  _globals['_TOKENCLASS']._serialized_end=1988
+  _globals['_TOKENKIND']._serialized_start=1991
+  _globals['_TOKENKIND']._serialized_end=2125
+  _globals['_GUARANTEE']._serialized_start=2127
+  _globals['_GUARANTEE']._serialized_end=2216
+  _globals['_DTYPE']._serialized_start=2218
+  _globals['_DTYPE']._serialized_end=2328
+  _globals['_WORKERROLE']._serialized_start=2330
+  _globals['_WORKERROLE']._serialized_end=2447
   _globals['_GENERATION']._serialized_start=40
   _globals['_GENERATION']._serialized_end=83
   _globals['_EPOCH']._serialized_start=85
@@ -55,22 +55,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTROWS']._serialized_end=291
   _globals['_LOGITBIAS']._serialized_start=293
   _globals['_LOGITBIAS']._serialized_end=336
-  _globals['_SAMPLINGPARAMS']._serialized_start=339
-  _globals['_SAMPLINGPARAMS']._serialized_end=693
-  _globals['_SPECULATION']._serialized_start=695
-  _globals['_SPECULATION']._serialized_end=762
-  _globals['_SCOREDTOKEN']._serialized_start=764
-  _globals['_SCOREDTOKEN']._serialized_end=812
-  _globals['_TOKENLOGPROBS']._serialized_start=814
-  _globals['_TOKENLOGPROBS']._serialized_end=885
-  _globals['_VOCABULARY']._serialized_start=887
-  _globals['_VOCABULARY']._serialized_end=934
-  _globals['_TOKENMAP']._serialized_start=936
-  _globals['_TOKENMAP']._serialized_end=981
-  _globals['_WORKERDESCRIPTION']._serialized_start=984
-  _globals['_WORKERDESCRIPTION']._serialized_end=1457
-  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_start=1408
-  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_end=1457
-  _globals['_DRAINING']._serialized_start=1459
-  _globals['_DRAINING']._serialized_end=1485
+  _globals['_GRAMMAR']._serialized_start=338
+  _globals['_GRAMMAR']._serialized_end=452
+  _globals['_CHOICES']._serialized_start=454
+  _globals['_CHOICES']._serialized_end=478
+  _globals['_SAMPLINGPARAMS']._serialized_start=481
+  _globals['_SAMPLINGPARAMS']._serialized_end=989
+  _globals['_SPECULATION']._serialized_start=991
+  _globals['_SPECULATION']._serialized_end=1073
+  _globals['_SCOREDTOKEN']._serialized_start=1075
+  _globals['_SCOREDTOKEN']._serialized_end=1123
+  _globals['_TOKENLOGPROBS']._serialized_start=1125
+  _globals['_TOKENLOGPROBS']._serialized_end=1196
+  _globals['_VOCABULARY']._serialized_start=1198
+  _globals['_VOCABULARY']._serialized_end=1245
+  _globals['_TOKENMAP']._serialized_start=1247
+  _globals['_TOKENMAP']._serialized_end=1292
+  _globals['_WORKERDESCRIPTION']._serialized_start=1295
+  _globals['_WORKERDESCRIPTION']._serialized_end=1768
+  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_start=1719
+  _globals['_WORKERDESCRIPTION_ATTRIBUTESENTRY']._serialized_end=1768
+  _globals['_DRAINING']._serialized_start=1770
+  _globals['_DRAINING']._serialized_end=1796
 # @@protoc_insertion_point(module_scope)

@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from outrider.v1 import types_pb2 as outrider_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"3\n\x1cVerifyServiceDescribeRequest\x12\x13\n\x0bwith_tokens\x18\x01 \x01(\x08\"v\n\x1dVerifyServiceDescribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.WorkerDescription\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenMap\"\xcc\x01\n\rDecodeRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.DecodeOpenH\x00\x12+\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DecodeAttachH\x00\x12/\n\x08progress\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.DecodeProgressH\x00\x12)\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x18.outrider.v1.DecodeCloseH\x00\x42\t\n\x07message\"\xa9\x03\n\nDecodeOpen\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\ngeneration\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x0f\n\x07\x63lasses\x18\x04 \x01(\x0c\x12\x1f\n\x04mode\x18\x05 \x01(\x0e\x32\x11.outrider.v1.Mode\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x0b\n\x03key\x18\x07 \x01(\x0c\x12\x14\n\x0csample_index\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x63ommit_limit\x18\x0b \x01(\r\x12-\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x18.outrider.v1.Speculation\x12+\n\x08patience\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tworker_id\x18\x0e \x01(\tB\x0f\n\r_num_logprobs\"N\n\x0c\x44\x65\x63odeAttach\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc3\x01\n\x0e\x44\x65\x63odeProgress\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x12\n\nlogged_len\x18\x02 \x01(\r\x12\x14\n\x0c\x63ommit_limit\x18\x03 \x01(\r\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12+\n\x08patience\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0b\x44\x65\x63odeClose\x12\x0f\n\x07keep_kv\x18\x01 \x01(\x08\"\x9c\x01\n\x0e\x44\x65\x63odeResponse\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12)\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x12+\n\tpreparing\x18\x03 \x01(\x0b\x32\x16.outrider.v1.PreparingH\x00\x42\t\n\x07message\"\x0b\n\tPreparing\"\xcf\x03\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x03\x12%\n\x05kinds\x18\x05 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x12\n\nnum_tested\x18\x07 \x01(\r\x12&\n\nnext_epoch\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12(\n\x05\x63\x61use\x18\t \x01(\x0e\x32\x19.outrider.v1.VerdictCause\x12,\n\x08logprobs\x18\n \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12.\n\x0bverify_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08num_rows\x18\r \x01(\r\x12\x16\n\x0eguarantee_void\x18\x0e \x01(\r\x12\x11\n\tnum_stale\x18\x0f \x01(\r\"\xc9\x01\n\x0eProposeRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.outrider.v1.ProposeHelloH\x00\x12-\n\x06header\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.ProposalHeaderH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12&\n\tpass_turn\x18\x04 \x01(\x0b\x32\x11.outrider.v1.PassH\x00\x42\t\n\x07message\"{\n\x0cProposeHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x03 \x03(\x05\x12\x13\n\x0btakes_hints\x18\x04 \x01(\x08\"w\n\x0eProposalHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x05 \x01(\r\"\xbe\x01\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x10\n\x08seen_len\x18\x04 \x01(\r\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\x03\x12$\n\x04rows\x18\x07 \x01(\x0b\x32\x16.outrider.v1.DraftRows\x12\x0f\n\x07parents\x18\x08 \x03(\r\"b\n\x04Pass\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\tuntil_len\x18\x04 \x01(\r\"\xd7\x01\n\x0fProposeResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.ProposeWelcomeH\x00\x12/\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.TargetFeaturesH\x00\x12-\n\x08rollback\x18\x03 \x01(\x0b\x32\x19.outrider.v1.RollbackHintH\x00\x12)\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\t\n\x07message\"#\n\x0eProposeWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x80\x01\n\x0eTargetFeatures\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08position\x18\x03 \x01(\r\x12%\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Tensor\"x\n\x0cRollbackHint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x03 \x01(\r\x12\x15\n\x08token_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_token_id*\xd0\x01\n\x0cVerdictCause\x12\x1d\n\x19VERDICT_CAUSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16VERDICT_CAUSE_ATTACHED\x10\x01\x12\x18\n\x14VERDICT_CAUSE_TESTED\x10\x02\x12\x17\n\x13VERDICT_CAUSE_PLAIN\x10\x03\x12\x1a\n\x16VERDICT_CAUSE_PATIENCE\x10\x04\x12\x17\n\x13VERDICT_CAUSE_RESET\x10\x05\x12\x1d\n\x19VERDICT_CAUSE_QUARANTINED\x10\x06\x32\x83\x02\n\rVerifyService\x12\x61\n\x08\x44\x65scribe\x12).outrider.v1.VerifyServiceDescribeRequest\x1a*.outrider.v1.VerifyServiceDescribeResponse\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12H\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/verify.proto\x12\x0boutrider.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x17outrider/v1/types.proto\"3\n\x1cVerifyServiceDescribeRequest\x12\x13\n\x0bwith_tokens\x18\x01 \x01(\x08\"v\n\x1dVerifyServiceDescribeResponse\x12.\n\x06worker\x18\x01 \x01(\x0b\x32\x1e.outrider.v1.WorkerDescription\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x15.outrider.v1.TokenMap\"\xcc\x01\n\rDecodeRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.outrider.v1.DecodeOpenH\x00\x12+\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x19.outrider.v1.DecodeAttachH\x00\x12/\n\x08progress\x18\x03 \x01(\x0b\x32\x1b.outrider.v1.DecodeProgressH\x00\x12)\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x18.outrider.v1.DecodeCloseH\x00\x42\t\n\x07message\"\xff\x03\n\nDecodeOpen\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12+\n\ngeneration\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x11\n\ttoken_ids\x18\x03 \x03(\x03\x12\x0f\n\x07\x63lasses\x18\x04 \x01(\x0c\x12\x1f\n\x04mode\x18\x05 \x01(\x0e\x32\x11.outrider.v1.Mode\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x0b\n\x03key\x18\x07 \x01(\x0c\x12\x14\n\x0csample_index\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0c\x63ommit_limit\x18\x0b \x01(\r\x12-\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x18.outrider.v1.Speculation\x12+\n\x08patience\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tworker_id\x18\x0e \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\x1a\n\x12processed_logprobs\x18\x10 \x01(\x08\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"N\n\x0c\x44\x65\x63odeAttach\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc3\x01\n\x0e\x44\x65\x63odeProgress\x12+\n\ngeneration\x18\x01 \x01(\x0b\x32\x17.outrider.v1.Generation\x12\x12\n\nlogged_len\x18\x02 \x01(\r\x12\x14\n\x0c\x63ommit_limit\x18\x03 \x01(\r\x12-\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x18.outrider.v1.Speculation\x12+\n\x08patience\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1e\n\x0b\x44\x65\x63odeClose\x12\x0f\n\x07keep_kv\x18\x01 \x01(\x08\"\xd0\x01\n\x0e\x44\x65\x63odeResponse\x12\'\n\x07verdict\x18\x01 \x01(\x0b\x32\x14.outrider.v1.VerdictH\x00\x12)\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x12+\n\tpreparing\x18\x03 \x01(\x0b\x32\x16.outrider.v1.PreparingH\x00\x12\x32\n\rprompt_scores\x18\x04 \x01(\x0b\x32\x19.outrider.v1.PromptScoresH\x00\x42\t\n\x07message\"<\n\x0cPromptScores\x12,\n\x08logprobs\x18\x01 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"\x0b\n\tPreparing\"\xf9\x03\n\x07Verdict\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x03\x12%\n\x05kinds\x18\x05 \x03(\x0e\x32\x16.outrider.v1.TokenKind\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x12\n\nnum_tested\x18\x07 \x01(\r\x12&\n\nnext_epoch\x18\x08 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12(\n\x05\x63\x61use\x18\t \x01(\x0e\x32\x19.outrider.v1.VerdictCause\x12,\n\x08logprobs\x18\n \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12.\n\x0bverify_time\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nqueue_time\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08num_rows\x18\r \x01(\r\x12\x16\n\x0eguarantee_void\x18\x0e \x01(\r\x12\x11\n\tnum_stale\x18\x0f \x01(\r\x12\x14\n\x0cnum_sessions\x18\x10 \x01(\r\x12\x12\n\nfrom_ahead\x18\x11 \x01(\x08\"\xc9\x01\n\x0eProposeRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.outrider.v1.ProposeHelloH\x00\x12-\n\x06header\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.ProposalHeaderH\x00\x12)\n\x08proposal\x18\x03 \x01(\x0b\x32\x15.outrider.v1.ProposalH\x00\x12&\n\tpass_turn\x18\x04 \x01(\x0b\x32\x11.outrider.v1.PassH\x00\x42\t\n\x07message\"{\n\x0cProposeHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12+\n\nvocabulary\x18\x02 \x01(\x0b\x32\x17.outrider.v1.Vocabulary\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x03 \x03(\x05\x12\x13\n\x0btakes_hints\x18\x04 \x01(\x08\"w\n\x0eProposalHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x05 \x01(\r\"\xbe\x01\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x10\n\x08seen_len\x18\x04 \x01(\r\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\ttoken_ids\x18\x06 \x03(\x03\x12$\n\x04rows\x18\x07 \x01(\x0b\x32\x16.outrider.v1.DraftRows\x12\x0f\n\x07parents\x18\x08 \x03(\r\"b\n\x04Pass\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x11\n\tuntil_len\x18\x04 \x01(\r\"\xd7\x01\n\x0fProposeResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.ProposeWelcomeH\x00\x12/\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.TargetFeaturesH\x00\x12-\n\x08rollback\x18\x03 \x01(\x0b\x32\x19.outrider.v1.RollbackHintH\x00\x12)\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x15.outrider.v1.DrainingH\x00\x42\t\n\x07message\"#\n\x0eProposeWelcome\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x80\x01\n\x0eTargetFeatures\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\x10\n\x08position\x18\x03 \x01(\r\x12%\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x13.outrider.v1.Tensor\"x\n\x0cRollbackHint\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12!\n\x05\x65poch\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Epoch\x12\r\n\x05start\x18\x03 \x01(\r\x12\x15\n\x08token_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_token_id*\xd0\x01\n\x0cVerdictCause\x12\x1d\n\x19VERDICT_CAUSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16VERDICT_CAUSE_ATTACHED\x10\x01\x12\x18\n\x14VERDICT_CAUSE_TESTED\x10\x02\x12\x17\n\x13VERDICT_CAUSE_PLAIN\x10\x03\x12\x1a\n\x16VERDICT_CAUSE_PATIENCE\x10\x04\x12\x17\n\x13VERDICT_CAUSE_RESET\x10\x05\x12\x1d\n\x19VERDICT_CAUSE_QUARANTINED\x10\x06\x32\x83\x02\n\rVerifyService\x12\x61\n\x08\x44\x65scribe\x12).outrider.v1.VerifyServiceDescribeRequest\x1a*.outrider.v1.VerifyServiceDescribeResponse\x12\x45\n\x06\x44\x65\x63ode\x12\x1a.outrider.v1.DecodeRequest\x1a\x1b.outrider.v1.DecodeResponse(\x01\x30\x01\x12H\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.verify_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICTCAUSE']._serialized_start=3106
-  _globals['_VERDICTCAUSE']._serialized_end=3314
+  _globals['_VERDICTCAUSE']._serialized_start=3348
+  _globals['_VERDICTCAUSE']._serialized_end=3556
   _globals['_VERIFYSERVICEDESCRIBEREQUEST']._serialized_start=98
   _globals['_VERIFYSERVICEDESCRIBEREQUEST']._serialized_end=149
   _globals['_VERIFYSERVICEDESCRIBERESPONSE']._serialized_start=151
@@ -42,37 +42,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECODEREQUEST']._serialized_start=272
   _globals['_DECODEREQUEST']._serialized_end=476
   _globals['_DECODEOPEN']._serialized_start=479
-  _globals['_DECODEOPEN']._serialized_end=904
-  _globals['_DECODEATTACH']._serialized_start=906
-  _globals['_DECODEATTACH']._serialized_end=984
-  _globals['_DECODEPROGRESS']._serialized_start=987
-  _globals['_DECODEPROGRESS']._serialized_end=1182
-  _globals['_DECODECLOSE']._serialized_start=1184
-  _globals['_DECODECLOSE']._serialized_end=1214
-  _globals['_DECODERESPONSE']._serialized_start=1217
-  _globals['_DECODERESPONSE']._serialized_end=1373
-  _globals['_PREPARING']._serialized_start=1375
-  _globals['_PREPARING']._serialized_end=1386
-  _globals['_VERDICT']._serialized_start=1389
-  _globals['_VERDICT']._serialized_end=1852
-  _globals['_PROPOSEREQUEST']._serialized_start=1855
-  _globals['_PROPOSEREQUEST']._serialized_end=2056
-  _globals['_PROPOSEHELLO']._serialized_start=2058
-  _globals['_PROPOSEHELLO']._serialized_end=2181
-  _globals['_PROPOSALHEADER']._serialized_start=2183
-  _globals['_PROPOSALHEADER']._serialized_end=2302
-  _globals['_PROPOSAL']._serialized_start=2305
-  _globals['_PROPOSAL']._serialized_end=2495
-  _globals['_PASS']._serialized_start=2497
-  _globals['_PASS']._serialized_end=2595
-  _globals['_PROPOSERESPONSE']._serialized_start=2598
-  _globals['_PROPOSERESPONSE']._serialized_end=2813
-  _globals['_PROPOSEWELCOME']._serialized_start=2815
-  _globals['_PROPOSEWELCOME']._serialized_end=2850
-  _globals['_TARGETFEATURES']._serialized_start=2853
-  _globals['_TARGETFEATURES']._serialized_end=2981
-  _globals['_ROLLBACKHINT']._serialized_start=2983
-  _globals['_ROLLBACKHINT']._serialized_end=3103
-  _globals['_VERIFYSERVICE']._serialized_start=3317
-  _globals['_VERIFYSERVICE']._serialized_end=3576
+  _globals['_DECODEOPEN']._serialized_end=990
+  _globals['_DECODEATTACH']._serialized_start=992
+  _globals['_DECODEATTACH']._serialized_end=1070
+  _globals['_DECODEPROGRESS']._serialized_start=1073
+  _globals['_DECODEPROGRESS']._serialized_end=1268
+  _globals['_DECODECLOSE']._serialized_start=1270
+  _globals['_DECODECLOSE']._serialized_end=1300
+  _globals['_DECODERESPONSE']._serialized_start=1303
+  _globals['_DECODERESPONSE']._serialized_end=1511
+  _globals['_PROMPTSCORES']._serialized_start=1513
+  _globals['_PROMPTSCORES']._serialized_end=1573
+  _globals['_PREPARING']._serialized_start=1575
+  _globals['_PREPARING']._serialized_end=1586
+  _globals['_VERDICT']._serialized_start=1589
+  _globals['_VERDICT']._serialized_end=2094
+  _globals['_PROPOSEREQUEST']._serialized_start=2097
+  _globals['_PROPOSEREQUEST']._serialized_end=2298
+  _globals['_PROPOSEHELLO']._serialized_start=2300
+  _globals['_PROPOSEHELLO']._serialized_end=2423
+  _globals['_PROPOSALHEADER']._serialized_start=2425
+  _globals['_PROPOSALHEADER']._serialized_end=2544
+  _globals['_PROPOSAL']._serialized_start=2547
+  _globals['_PROPOSAL']._serialized_end=2737
+  _globals['_PASS']._serialized_start=2739
+  _globals['_PASS']._serialized_end=2837
+  _globals['_PROPOSERESPONSE']._serialized_start=2840
+  _globals['_PROPOSERESPONSE']._serialized_end=3055
+  _globals['_PROPOSEWELCOME']._serialized_start=3057
+  _globals['_PROPOSEWELCOME']._serialized_end=3092
+  _globals['_TARGETFEATURES']._serialized_start=3095
+  _globals['_TARGETFEATURES']._serialized_end=3223
+  _globals['_ROLLBACKHINT']._serialized_start=3225
+  _globals['_ROLLBACKHINT']._serialized_end=3345
+  _globals['_VERIFYSERVICE']._serialized_start=3559
+  _globals['_VERIFYSERVICE']._serialized_end=3818
 # @@protoc_insertion_point(module_scope)

@@ -177,6 +177,8 @@ class DecodeOpen(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     PATIENCE_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROCESSED_LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     classes: _builtins.bytes
@@ -195,6 +197,10 @@ class DecodeOpen(_message.Message):
     """Absolute position the verifier never commits past."""
     worker_id: _builtins.str
     """The drafter of `generation`, opened at the same time with the same tokens. Empty means that nobody drafts."""
+    num_prompt_logprobs: _builtins.int
+    """Top log-probabilities wanted per token of the prompt, 0 .. 128. Unset means no log-probabilities of the prompt."""
+    processed_logprobs: _builtins.bool
+    """Whether log-probabilities of committed tokens are of the distribution they were drawn from instead of the model's own."""
     @_builtins.property
     def generation(self) -> _types_pb2.Generation:
         """Generation of the opening orchestrator; lower ones are refused from now on."""
@@ -232,14 +238,21 @@ class DecodeOpen(_message.Message):
         speculation: _types_pb2.Speculation | None = ...,
         patience: _duration_pb2.Duration | None = ...,
         worker_id: _builtins.str = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        processed_logprobs: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "generation", b"generation", "num_logprobs", b"num_logprobs", "patience", b"patience", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "generation", b"generation", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "patience", b"patience", "sampling", b"sampling", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "classes", b"classes", "commit_limit", b"commit_limit", "generation", b"generation", "key", b"key", "mode", b"mode", "num_logprobs", b"num_logprobs", "patience", b"patience", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "classes", b"classes", "commit_limit", b"commit_limit", "generation", b"generation", "key", b"key", "mode", b"mode", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "patience", b"patience", "processed_logprobs", b"processed_logprobs", "prompt_len", b"prompt_len", "sample_index", b"sample_index", "sampling", b"sampling", "session_id", b"session_id", "speculation", b"speculation", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___DecodeOpen: _TypeAlias = DecodeOpen  # noqa: Y015
 
@@ -346,6 +359,7 @@ class DecodeResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PREPARING_FIELD_NUMBER: _builtins.int
+    PROMPT_SCORES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___Verdict:
         """Tokens committed, or an epoch change."""
@@ -358,22 +372,53 @@ class DecodeResponse(_message.Message):
     def preparing(self) -> Global___Preparing:
         """Nothing can be decoded yet."""
 
+    @_builtins.property
+    def prompt_scores(self) -> Global___PromptScores:
+        """Log-probabilities of the prompt."""
+
     def __init__(
         self,
         *,
         verdict: Global___Verdict | None = ...,
         draining: _types_pb2.Draining | None = ...,
         preparing: Global___Preparing | None = ...,
+        prompt_scores: Global___PromptScores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "prompt_scores", b"prompt_scores", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "message", b"message", "preparing", b"preparing", "prompt_scores", b"prompt_scores", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "draining", "preparing"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "draining", "preparing", "prompt_scores"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
+
+@_typing.final
+class PromptScores(_message.Message):
+    """Log-probabilities of the prompt under the model itself; sent once where they were asked for, before the first verdict that has
+    tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Of the tokens at positions 1 .. prompt_len - 1."""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptScores: _TypeAlias = PromptScores  # noqa: Y015
 
 @_typing.final
 class Preparing(_message.Message):
@@ -415,6 +460,8 @@ class Verdict(_message.Message):
     NUM_ROWS_FIELD_NUMBER: _builtins.int
     GUARANTEE_VOID_FIELD_NUMBER: _builtins.int
     NUM_STALE_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    FROM_AHEAD_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     start: _builtins.int
@@ -431,6 +478,10 @@ class Verdict(_message.Message):
     """Times so far in this session, on this stream, that announced tokens went untested by the drafter's doing (rejection modes)."""
     num_stale: _builtins.int
     """Proposals so far in this session, on this stream, that came too late to be tested."""
+    num_sessions: _builtins.int
+    """Sessions that shared the pass. 0 means that it is not known."""
+    from_ahead: _builtins.bool
+    """Whether the figures are those of a pass that had begun before what was tested arrived."""
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch of the tokens that were tested."""
@@ -477,10 +528,12 @@ class Verdict(_message.Message):
         num_rows: _builtins.int = ...,
         guarantee_void: _builtins.int = ...,
         num_stale: _builtins.int = ...,
+        num_sessions: _builtins.int = ...,
+        from_ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_epoch", b"next_epoch", "queue_time", b"queue_time", "verify_time", b"verify_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_rows", b"num_rows", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "from_ahead", b"from_ahead", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_rows", b"num_rows", "num_sessions", b"num_sessions", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,6 +52,7 @@ from outrider.messages import (
     GrammarKind,
     Pass,
     Preparing,
+    PromptScores,
     Proposal,
     ProposalHeader,
     ProposeHello,
@@ -381,7 +382,12 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
         decode.decode_request_from_proto,
     ),
     "decode_response": (
-        st.one_of(verdicts(), drainings, st.just(Preparing())),
+        st.one_of(
+            verdicts(),
+            drainings,
+            st.just(Preparing()),
+            st.builds(PromptScores, st.lists(logprobs, max_size=3).map(tuple)),
+        ),
         decode.decode_response_to_proto,
         decode.decode_response_from_proto,
     ),
