@@ -9,7 +9,7 @@ KV of a session counts more than a small difference.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -46,8 +46,8 @@ def in_turn(
     rank: Callable[[WorkerDescription], tuple[Any, ...]],
     load: Callable[[WorkerDescription], float],
     lot: random.Random,
-) -> list[WorkerDescription]:
-    """Return workers in the order in which they are tried.
+) -> Iterator[WorkerDescription]:
+    """Yield workers in the order in which they are tried; what is not asked for is not drawn.
 
     Args:
         workers: in any order that is always the same, so that a lot with a seed repeats its choices.
@@ -55,11 +55,9 @@ def in_turn(
         load: decides within a rank, by two choices.
         lot: draws.
     """
-    ordered: list[WorkerDescription] = []
     for _, group in groupby(sorted(workers, key=rank), key=rank):
         rest = list(group)
         while rest:
             best = min(lot.sample(rest, min(2, len(rest))), key=load)
             rest.remove(best)
-            ordered.append(best)
-    return ordered
+            yield best

@@ -12,8 +12,8 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -194,6 +194,8 @@ class Placement:
         self._lot = lot or random.Random()
         self._probes: dict[WorkerId, asyncio.Lock] = {}
         self._chosen: deque[tuple[float, WorkerId]] = deque()
+        self._unseen: Counter[WorkerId] = Counter()
+        """Of `_chosen`, by worker."""
 
     async def verifiers(self, model: str = "") -> list[WorkerDescription]:
         """Return the verifiers that can be placed now, of one model if it is named."""
@@ -309,7 +311,7 @@ class Placement:
                 return self._take(worker), ""
         return None, "no_drafter" if fitting else "drafter_set_aside"
 
-    def _in_turn(self, fitting: Sequence[WorkerDescription], wanted: Wanted) -> list[WorkerDescription]:
+    def _in_turn(self, fitting: Sequence[WorkerDescription], wanted: Wanted) -> Iterator[WorkerDescription]:
         """Return draft workers in the order in which they are tried."""
         kept = _held(fitting, wanted.resident)
 
@@ -352,14 +354,20 @@ class Placement:
     def _take(self, worker: WorkerDescription) -> WorkerDescription:
         """Remember a choice that the worker's own figures do not show yet."""
         self._chosen.append((self.breakers.now_s() + UNSEEN_S, worker.worker_id))
+        self._unseen[worker.worker_id] += 1
         return worker
 
     def _load(self, worker: WorkerDescription) -> float:
         """Return a worker's share of its capacity, with what it was given a moment ago."""
         while self._chosen and self._chosen[0][0] <= self.breakers.now_s():
-            self._chosen.popleft()
-        unseen = sum(worker_id == worker.worker_id for _, worker_id in self._chosen)
-        return share(worker) + unseen / max(1, worker.capacity)
+            self._forget(self._chosen.popleft()[1])
+        return share(worker) + self._unseen[worker.worker_id] / max(1, worker.capacity)
+
+    def _forget(self, worker_id: WorkerId) -> None:
+        """The worker's own figures show a choice by now."""
+        self._unseen[worker_id] -= 1
+        if not self._unseen[worker_id]:
+            del self._unseen[worker_id]
 
 
 def _held(candidates: Sequence[WorkerDescription], resident: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
