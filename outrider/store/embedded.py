@@ -7,6 +7,7 @@ with one it keeps an append-only file, synced every second. It ends with the pro
 import asyncio
 import atexit
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -21,7 +22,10 @@ from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, RedisError
 
 from outrider.launch import ending_with_us
+from outrider.store.aof import close_holes
 from outrider.store.errors import ServerFailed, ServerNotFound
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
 """Longest time without an answer; a server that says it is loading its data may take as long as that takes."""
@@ -98,9 +102,13 @@ class EmbeddedServer:
         self._folder = _private_folder()
         atexit.register(self._end)
         try:
-            lock = await _locked(self._data_dir) if self._data_dir is not None else None
-            self._spawn(program, lock)
-            await self._ready()
+            try:
+                await self._run(program)
+            except ServerFailed as failed:
+                if not await self._mended():
+                    raise
+                log.warning("a full disk left holes in the append-only file; they are closed now (%s)", failed)
+                await self._run(program)
         except BaseException:
             await self.stop()
             raise
@@ -117,6 +125,16 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def _run(self, program: Path) -> None:
+        lock = await _locked(self._data_dir) if self._data_dir is not None else None
+        self._spawn(program, lock)
+        await self._ready()
+
+    async def _mended(self) -> bool:
+        """Whether the server ended by itself for a damage to its data that could be mended."""
+        ended = self._process is not None and self._process.poll() is not None
+        return ended and self._data_dir is not None and await asyncio.to_thread(close_holes, self._data_dir)
 
     def _spawn(self, program: Path, lock: int | None) -> None:
         """Start the process; it inherits the lock, which lives exactly as long as it does, and ours is closed."""
