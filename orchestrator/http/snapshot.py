@@ -3,7 +3,7 @@
 It has no prompt, no token and no text, no address of a worker, and of sessions only those of whoever asks.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,24 +18,8 @@ MAX_TIMELINES = 4
 """Generations whose rounds are told, those that began last."""
 ROLES = ("verify", "draft", "orchestrate")
 
-REASONS: Mapping[str, str] = {
-    "requested": "The request asks for no drafts.",
-    "max_tokens": "The request is for one token: there is nothing to guess ahead.",
-    "no_drafter": "No draft worker is free for the session.",
-    "no_worker": "No draft worker is in the cluster, so the verifier decodes every token by itself.",
-    "drafter_context": "The session is longer than any draft worker can hold.",
-    "drafter_not_offered": "No draft worker offers the drafter that the request names.",
-    "drafter_set_aside": "Every drafter was measured slower than plain decoding, and is set aside for now.",
-    "vocabulary": "The draft workers speak other tokens than the verifier.",
-    "policy": "Drafting was measured slower than plain decoding; it is tried again from time to time.",
-    "drafter_slow": "The draft worker was too slow several times in a row.",
-    "drafter_stuck": "The draft worker takes no messages.",
-    "drafter_draining": "The draft worker is stopping.",
-    "drafter_quarantined": "The draft worker sent what it may not, and is left out of the session.",
-    "drafter_unavailable": "The draft worker cannot be reached.",
-    "drafter_moved": "The session is on its way to another draft worker.",
-}
-"""Why speculation is off, in words, by label."""
+NO_WORKER = "no_worker"
+"""Why nothing is drafted where there is no draft worker at all; other reasons are those of generations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +36,6 @@ class Seen:
     """What the process knows at one moment."""
 
     model: str
-    orchestrator_id: WorkerId
     now_s: float
     """On the monotonic clock."""
     workers: Sequence[WorkerDescription]
@@ -76,7 +59,6 @@ def snapshot(seen: Seen, owner: str) -> dict[str, Any]:
     own = [each for each in seen.running if each.course.owner == owner]
     return {
         "model": seen.model,
-        "orchestrator": seen.orchestrator_id,
         "problem": seen.problem,
         "workers": [_worker(each, seen) for role in ROLES for each in seen.workers if each.role == role],
         "num_sessions": len(seen.running),
@@ -88,11 +70,6 @@ def snapshot(seen: Seen, owner: str) -> dict[str, Any]:
         "timelines": _timelines(seen, owner),
         "off": _off(seen, own),
     }
-
-
-def words(reason: str) -> str:
-    """Return why speculation is off, in words; a label that is new stands for itself."""
-    return REASONS.get(reason, f"Speculation is off: {reason.replace('_', ' ')}.") if reason else ""
 
 
 def _worker(worker: WorkerDescription, seen: Seen) -> dict[str, Any]:
@@ -125,7 +102,6 @@ def _session(running: Running, now_s: float) -> dict[str, Any]:
         "tested": course.num_tested,
         "accepted": course.num_accepted,
         "off": course.off_reason,
-        "off_words": words(course.off_reason),
     }
 
 
@@ -175,9 +151,6 @@ def _ms(seconds: float | None) -> float | None:
 def _off(seen: Seen, own: Sequence[Running]) -> list[dict[str, Any]]:
     """Return why nothing is drafted: for all if there is no draft worker, else for the sessions it concerns."""
     if not seen.problem and not any(worker.role == "draft" for worker in seen.workers):
-        return [{"reason": "no_worker", "words": REASONS["no_worker"], "sessions": len(own)}]
+        return [{"reason": NO_WORKER, "sessions": len(own)}]
     reasons = [each.course.off_reason for each in own if each.course.off_reason]
-    return [
-        {"reason": reason, "words": words(reason), "sessions": reasons.count(reason)}
-        for reason in dict.fromkeys(reasons)
-    ]
+    return [{"reason": reason, "sessions": reasons.count(reason)} for reason in dict.fromkeys(reasons)]
