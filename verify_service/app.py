@@ -19,6 +19,7 @@ from outrider.rpc import Callers, Names, RpcServer, ServerTls
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
 from outrider.v1 import verify_pb2_grpc
+from verify_service.audit import AuditSettings
 from verify_service.config import VerifySettings
 from verify_service.engine import Engine, EngineSettings
 from verify_service.inbox import Stop
@@ -197,6 +198,7 @@ class VerifyApp:
             prefix_reuse=settings.prefix_reuse,
             send_hints=settings.send_hints,
             sign_of_life_s=settings.sign_of_life_s,
+            audit=AuditSettings(settings.audit_share, settings.audit_max_tokens),
         )
 
     async def _announce(self) -> None:

@@ -36,6 +36,10 @@ class VerifySettings(ModelSettings):
     """Under mutual TLS: whether a draft worker's id has to be a name in its certificate, so that each has its own."""
     send_hints: bool = True
     """Whether draft workers that want it are told of an epoch's end before the orchestrator's commit."""
+    audit_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of finished greedy and seeded sessions that are decoded again in idle time, to check the text; 0: none."""
+    audit_max_tokens: int = Field(default=512, ge=2, le=65536)
+    """Positions of such a session, prompt included, that are checked; it bounds what one check costs."""
     kv_tier_url: str = ""
     """redis://, rediss:// or unix:// URL of a server that stores blocks of KV, best one of its own; empty: none.
 

@@ -25,6 +25,7 @@ from outrider.messages import DecodeAttach, Draining, Preparing, ProposalHeader
 from outrider.model.kv_gauges import KvGauges
 from outrider.model.runner import ModelRunner
 from verify_service.alarms import Alarms
+from verify_service.audit import Audit, AuditSettings
 from verify_service.driver import Driver
 from verify_service.events import Arrived, StreamBroken
 from verify_service.inbox import (
@@ -70,6 +71,8 @@ class EngineSettings:
     """Stretches of KV filled per step while any session can decode: decoding waits for no more than that."""
     fill_alone: int = 8
     """Stretches filled per step while none can."""
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    """How many finished sessions are checked against their twins while there is nothing else to do."""
 
 
 class Engine:
@@ -112,6 +115,8 @@ class Engine:
         )
         scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
         self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock)
+        self.audit = Audit(runner, vocab_len, settings.audit, clock)
+        """Checks finished sessions in idle time; only its counts may be read from other threads."""
         self.restorer = self._connect(tier, scheduler) if tier is not None and settings.prefix_reuse else None
         """Loads and stores KV; only its figures may be read from other threads."""
         self._alarms.at(clock() + settings.sign_of_life_s, self._show_life)
@@ -157,7 +162,11 @@ class Engine:
         filled = self._passes.fill(self._settings.fill_alone if alone else self._settings.fill_beside)
         # One block per step, behind the verdicts: a pass is never late by more than one copy.
         stored = self.restorer is not None and self.restorer.store_one()
-        return decoded or filled or stored
+        return decoded or filled or stored or self._idle()
+
+    def _idle(self) -> bool:
+        """Nothing is to be done for any session: check one that is over, unless a stream is just opening."""
+        return not len(self._roster) and self._inbox.empty() and self.audit.step()
 
     def _run(self, on_end: Callable[[Exception | None], None]) -> None:
         defect: Exception | None = None
@@ -223,6 +232,7 @@ class Engine:
                 assert_never(event)
 
     def _open(self, event: OpenSession) -> None:
+        self.audit.give_up()
         trees = self._runner.info.trees
         session = Session(event.ticket, event.opened, event.send, self._vocab_len, trees=trees)
         try:
@@ -247,6 +257,7 @@ class Engine:
         if session is None:
             return
         self._roster.leave(session, keep_kv=event.keep_kv)
+        self.audit.note(session)
         session.send(None)
 
     def _change_worker(self, event: JoinWorker | LeaveWorker) -> None:
