@@ -26,7 +26,7 @@ class Acceptance:
         """
         if not num_tested or first >= MAX_DISTANCE:
             return
-        tested, accepted = self._counts.pop(drafter, None) or ([0] * MAX_DISTANCE, [0] * MAX_DISTANCE)
+        tested, accepted = self._counts.pop(drafter, ([0] * MAX_DISTANCE, [0] * MAX_DISTANCE))
         self._counts[drafter] = tested, accepted
         if len(self._counts) > MAX_DRAFTERS:
             del self._counts[next(iter(self._counts))]
@@ -35,7 +35,7 @@ class Acceptance:
             accepted[distance] += distance < first + num_accepted
 
     def by_drafter(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
-        """Return (tested, accepted) at each distance, up to the last one that was tested, by drafter in order of name."""
+        """Return (tested, accepted) at each distance, up to the last one tested, by drafter in order of name."""
         return {drafter: _pairs(*self._counts[drafter]) for drafter in sorted(self._counts)}
 
 

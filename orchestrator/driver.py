@@ -86,6 +86,7 @@ class Driver:
         self._tuning.begin(time.monotonic())
         self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
+        self.course = tools.lately.begin(job.session_id, job.state.owner, job.started_s)
         self._peers = Peers(job, tools, self.feed)
         self._search = Search(job, tools, self._peers, self.feed)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
@@ -285,6 +286,7 @@ class Driver:
         self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
         self._spoken.guarantee_void.inc(self._meter.add_totals(self._peers.opened, verdict))
         self._witness.observe(committed)
+        self.course.add(committed, now_s, len(self._rounds.tokens), self._meter, self._tuning)
         tuned = self._tuning.observe(committed, now_s)
         if tuned is not None:
             self.feed(tuned)
@@ -297,6 +299,7 @@ class Driver:
 
     def _on_logged(self, length: int, seconds: float) -> None:
         self._spoken.commit_s.observe(seconds)
+        self.course.logged(length, seconds)
         self._meter.add_time("commit", seconds)
         self.feed(Logged(length))
 
@@ -305,7 +308,7 @@ class Driver:
         reason = self._rounds.off_reason
         if reason not in ("", self._off_reason):
             self._spoken.off.labels(reason).inc()
-        self._off_reason = reason
+        self._off_reason = self.course.off_reason = reason
 
     def _resident(self) -> KvLocation:
         """Return which KV of the session its verifier holds: all but the last token's."""

@@ -82,6 +82,8 @@ class Meter:
         """Late proposals, and voids of the guarantee, of each stream to a verifier."""
         self.speculation_off = ""
         self.drafter = ""
+        self.distance = 0
+        """Of the last round's first test from the start of its epoch."""
 
     @property
     def num_tokens(self) -> int:
@@ -100,12 +102,12 @@ class Meter:
         counts["bonus"] += kinds.count(TokenKind.BONUS)
         self._times["queue"] += committed.queue_s
         self._times["verify"] += committed.verify_s
-        distance = self._add_positions(committed)
+        self.distance = self._add_positions(committed)
         if kinds:
             self._first_s = self._first_s or now_s
             self._last_s = now_s
             self._num_tokens += len(kinds)
-        return distance
+        return self.distance
 
     def _add_positions(self, committed: Round) -> int:
         """Count tests and acceptances by their distance from the start of their epoch; return the first one's."""

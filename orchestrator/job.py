@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator.lately import Lately
 from orchestrator.metrics import Metrics
 from orchestrator.pass_costs import CostsByVerifier
 from orchestrator.placement import Placement
@@ -44,6 +45,7 @@ class Tools:
     metrics: Metrics
     settings: Settings
     pass_costs: CostsByVerifier = field(default_factory=CostsByVerifier)
+    lately: Lately = field(default_factory=Lately)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What this process's generations did lately, for people to look at: how each gets on, and its last rounds. Pure.
 
-Four of a round's times are told by whoever spends them: the pass and the wait for it by the verifier, drafting per token
-by the draft worker, the append by the log. The way there and back shows only where a round begins a new chain: at
-other times messages travel while the models work.
+Four of a round's times are told by whoever spends them: the pass and the wait for it by the verifier, drafting per
+token by the draft worker, the append by the log. The way there and back shows only where a round begins a new chain:
+at other times messages travel while the models work.
 
 Nothing here knows a token or a word.
 """
@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.acceptance import Acceptance
-from orchestrator.figures import Round
+from orchestrator.figures import Meter, Round
+from orchestrator.tuning import Tuning
 from outrider.ids import SessionId
 
 MAX_ROUNDS = 48
@@ -33,7 +34,7 @@ class RoundTimes:
     """Since the verdict before it, or since the request came."""
     draft_s: float
     """For the tokens that were tested, at the pace that the drafter reports."""
-    network_s: float | None
+    network_s: float | None = None
     """Round trip; None: not measured in this round."""
     commit_s: float | None = None
     """None: not in the log yet."""
@@ -48,6 +49,8 @@ class Course:
     """Id of the API key that owns the session."""
     started_s: float
     """When the request came, on the monotonic clock."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    """Of all generations."""
     drafter: str = ""
     """Kind that was tested last; empty: none."""
     off_reason: str = ""
@@ -69,24 +72,29 @@ class Course:
         """When it got on last, on the monotonic clock."""
         return self._last_s
 
-    def add(self, committed: Round, at_s: float, end: int, draft_s: float, network_s: float) -> None:
+    def add(self, committed: Round, at_s: float, end: int, meter: Meter, tuning: Tuning) -> None:
         """Remember a committed verdict; one without tokens only counts.
 
         Args:
             committed: what of it was committed.
             at_s: when it came.
             end: length of the session behind it.
-            draft_s: per token, as the drafter reports.
-            network_s: sum of all round trips of the generation that were measured up to now.
+            meter: has counted it.
+            tuning: measures the drafter's pace and the round trips; it need not have seen the verdict yet.
         """
+        num_tested, num_accepted = committed.num_tested, committed.num_accepted
         self.num_tokens += len(committed.kinds)
-        self.num_tested += committed.num_tested
-        self.num_accepted += committed.num_accepted
+        self.num_tested += num_tested
+        self.num_accepted += num_accepted
+        self.drafter = meter.drafter
+        self.acceptance.add(meter.drafter, meter.distance, num_tested, num_accepted)
         if not committed.kinds:
             return
-        trip_s = network_s - self._network_s if network_s > self._network_s else None
-        drafted_s = draft_s * committed.num_tested
-        self.rounds.append(RoundTimes(at_s, end, committed, at_s - self._last_s, drafted_s, trip_s))
+        network_s = tuning.network_s
+        if self.rounds and network_s > self._network_s:
+            self.rounds[-1].network_s = network_s - self._network_s
+        drafted_s = tuning.pace.draft_s * num_tested
+        self.rounds.append(RoundTimes(at_s, end, committed, at_s - self._last_s, drafted_s))
         self._last_s, self._network_s = at_s, network_s
 
     def logged(self, length: int, seconds: float) -> None:
@@ -111,6 +119,6 @@ class Lately:
 
     def begin(self, session_id: SessionId, owner: str, started_s: float) -> Course:
         """Follow a generation from its start."""
-        course = Course(session_id, owner, started_s)
+        course = Course(session_id, owner, started_s, self.acceptance)
         self._courses.append(course)
         return course

@@ -197,6 +197,14 @@ class Placement:
         self._unseen: Counter[WorkerId] = Counter()
         """Of `_chosen`, by worker."""
 
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        """Return the workers of a role that are known, also those that are not chosen at present.
+
+        Raises:
+            StoreUnavailable: the registry is not reached.
+        """
+        return await self._source.workers(role)
+
     async def verifiers(self, model: str = "") -> list[WorkerDescription]:
         """Return the verifiers that can be placed now, of one model if it is named."""
         found = await self._source.workers("verify")

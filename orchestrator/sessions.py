@@ -97,6 +97,16 @@ class Sessions:
                     async with asyncio.timeout(HAND_OVER_S):
                         await self._idle.wait()
 
+    @property
+    def tools(self) -> Tools:
+        """What generations share."""
+        return self._tools
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken any more."""
+        return self._draining
+
     def running(self) -> list[Driver]:
         """Return the generations under way."""
         return list(self._running.values())

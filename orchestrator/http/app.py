@@ -6,10 +6,10 @@
 from pathlib import Path
 
 from fastapi import FastAPI
-from starlette.staticfiles import StaticFiles
 
-from orchestrator.http import errors, health
+from orchestrator.http import errors, health, live
 from orchestrator.http.front import Front
+from orchestrator.http.static import Page
 
 PAGE = Path(__file__).parent / "page"
 """The web page's files, served at / where they are."""
@@ -23,9 +23,10 @@ def make_app(front: Front) -> FastAPI:
     """
     # Its own pages of documentation would load scripts from elsewhere; the schema is at /openapi.json.
     app = FastAPI(title="Outrider", version="1", docs_url=None, redoc_url=None, description=__doc__ or "")
-    app.state.front = front
+    app.state.front, app.state.live = front, live.Live(front)
     errors.install(app)
     app.include_router(health.router)
+    app.include_router(live.router)
     if PAGE.is_dir():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+        app.mount("/", Page(directory=PAGE, html=True), name="page")
     return app

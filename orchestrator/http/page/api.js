@@ -2,7 +2,7 @@
 
 import { events } from "./sse.js";
 
-const ROOT = new URL("../", import.meta.url);
+const ROOT = new URL("./", import.meta.url);
 let key = "";
 
 /** Use an API key from now on; empty: none. */
