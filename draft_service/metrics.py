@@ -40,7 +40,18 @@ class DraftMetrics:
             "outrider_draft_propose_connects", "Propose streams, by result", ["result"], registry=self.registry
         )
         self.sessions = Gauge("outrider_draft_sessions", "Sessions open", registry=self.registry)
+        self.outstanding_window = Gauge(
+            "outrider_draft_outstanding_window_tokens",
+            "Tokens that windows have room for and nobody has drawn yet: what more draft workers would be needed for",
+            registry=self.registry,
+        )
         self.degraded = Gauge("outrider_draft_degraded", "1 while the drafter does not answer", registry=self.registry)
+        self.proposal_s = Histogram(
+            "outrider_draft_time_seconds",
+            "Drafting of a proposal, from its begin until it is sent",
+            registry=self.registry,
+            buckets=STEP_BUCKETS_S,
+        )
         self.step_s = Histogram(
             "outrider_draft_step_seconds", "Duration of a token step", registry=self.registry, buckets=STEP_BUCKETS_S
         )

@@ -34,6 +34,8 @@ class Session:
     """Whether the drafter has caught up with the prompt once."""
     behind: bool = False
     """Whether the drafter may have something to compute ahead of its next guess."""
+    begun_s: float = 0.0
+    """When the proposal under way was begun."""
     planning: Begin | None = None
     """A proposal that waits for the drafter to catch up."""
     drawing: Draw | None = None

@@ -107,6 +107,11 @@ class DraftWorker:
         return len(self._sessions)
 
     @property
+    def outstanding_window(self) -> int:
+        """Tokens that windows have room for, of sessions that would draw them; may be read from any thread."""
+        return sum(each.window.room for each in tuple(self._sessions.values()) if each.wants_work)
+
+    @property
     def has_work(self) -> bool:
         """Whether a token step would do anything."""
         return any(session.wants_work for session in self._sessions.values())
@@ -308,6 +313,8 @@ class DraftWorker:
                 assert_never(command)
 
     def _begin(self, session: Session, begin: Begin) -> None:
+        if session.planning is None:
+            session.begun_s = self._clock()
         plan = self._drafter.plan(session.key.session_id, session.window.ids, begin.count)
         if plan is None:
             session.planning = begin
@@ -322,6 +329,7 @@ class DraftWorker:
     def _send(self, session: Session, message: ProposeMessage) -> None:
         if isinstance(message, Proposal):
             self._metrics.proposals.labels(session.drafter).inc()
+            self._metrics.proposal_s.observe(self._clock() - session.begun_s)
         elif isinstance(message, Pass) and len(session.window.ids) >= session.window.max_len:
             self._metrics.passes.labels("max_len").inc()
         self._reports.append(Outgoing(session.verifier_address, message))

@@ -283,11 +283,13 @@ class Driver:
             else:
                 self._spoken.time_to_first_token_s.observe(now_s - self._job.started_s)
             self._round_s = now_s
-        self._metrics.count_round(committed, self._meter.add_round(committed, now_s))
+        self._metrics.count_round(committed, self._meter.add_round(committed, now_s), self._peers.drafter_id)
         self._spoken.guarantee_void.inc(self._meter.add_totals(self._peers.opened, verdict))
         self._witness.observe(committed)
         self.course.add(committed, now_s, len(self._rounds.tokens), self._meter, self._tuning)
-        tuned = self._tuning.observe(committed, now_s)
+        trips_s, tuned = self._tuning.network_s, self._tuning.observe(committed, now_s)
+        if self._tuning.network_s > trips_s:
+            self._spoken.network_s.observe(self._tuning.network_s - trips_s)
         if tuned is not None:
             self.feed(tuned)
 

@@ -13,6 +13,19 @@ from outrider.telemetry import WAIT_BUCKETS_S, SpeculationMetrics
 
 MAX_POSITION = 32
 """Acceptance is counted per distance up to here."""
+OUTCOMES = (
+    "stop",
+    "length",
+    "cancelled",
+    "internal",
+    "data_loss",
+    "unavailable",
+    "store_unavailable",
+    "resource_exhausted",
+)
+"""How generations end; others appear when they happen."""
+EVENTS = ("late_verdict", "late_event", "drafter_lost", "drafter_moved", "verifier_lost")
+"""What `orchestrator.rounds` counts."""
 _CAUSES = (
     VerdictCause.ATTACHED,
     VerdictCause.TESTED,
@@ -58,6 +71,15 @@ class Metrics:
         self.drafter_tested = Counter(
             "outrider_drafter_tested_tokens", "Draft tokens tested, by sort", ["drafter"], registry=self.registry
         )
+        self._worker_tested = Counter(
+            "outrider_worker_tested_tokens", "Draft tokens tested, by draft worker", ["worker"], registry=self.registry
+        )
+        self._worker_accepted = Counter(
+            "outrider_worker_accepted_tokens",
+            "Draft tokens accepted, by draft worker",
+            ["worker"],
+            registry=self.registry,
+        )
         self.drafter_accepted = Counter(
             "outrider_drafter_accepted_tokens", "Draft tokens accepted, by sort", ["drafter"], registry=self.registry
         )
@@ -65,6 +87,12 @@ class Metrics:
             "outrider_circuit_changes",
             "Changes of workers' circuit breakers, by worker and the state they are in since",
             ["worker", "state"],
+            registry=self.registry,
+        )
+        self.flight_records = Counter(
+            "outrider_flight_records",
+            "Flight records written, by cause: error, demand",
+            ["cause"],
             registry=self.registry,
         )
         self.rollbacks = Counter(
@@ -75,8 +103,18 @@ class Metrics:
         )
         self._kinds = {kind: self.speculation.tokens.labels(kind.name.lower()) for kind in TokenKind}
         self._causes = {cause: self.speculation.epochs.labels(cause) for cause in _CAUSES}
-        per_position = self.speculation.accepted_per_position
-        self._positions = [per_position.labels(str(position)) for position in range(MAX_POSITION)]
+        positions, spoken = [str(position) for position in range(MAX_POSITION)], self.speculation
+        self._accepted_at = [spoken.accepted_per_position.labels(position) for position in positions]
+        self._tested_at = [spoken.tested_per_position.labels(position) for position in positions]
+        # A series that begins with its first event hides that event from `increase`: what alerts ask for begins at 0.
+        for counter, values in (
+            (self.generations, OUTCOMES),
+            (self.events, EVENTS),
+            (self.refused, ("resource_exhausted", "unavailable")),
+            (self.flight_records, ("error", "demand")),
+        ):
+            for value in values:
+                counter.labels(value)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -96,12 +134,13 @@ class Metrics:
         """Count a change of a worker's circuit: it is "open", "half_open" or "closed" since."""
         self._circuits.labels(worker_id, state).inc()
 
-    def count_round(self, committed: Round, distance: int) -> None:
+    def count_round(self, committed: Round, distance: int, worker_id: WorkerId = WorkerId("")) -> None:
         """Count a committed verdict.
 
         Args:
             committed: the verdict.
             distance: how far from the start of its epoch its first test was.
+            worker_id: who drafts; empty: nobody.
         """
         spoken = self.speculation
         self.rollbacks.inc(committed.rolled_back)
@@ -112,7 +151,12 @@ class Metrics:
             spoken.tested.inc(committed.num_tested)
             spoken.accepted.inc(committed.num_accepted)
             for position in range(distance, min(distance + committed.num_accepted, MAX_POSITION)):
-                self._positions[position].inc()
+                self._accepted_at[position].inc()
+            if worker_id:
+                self._worker_tested.labels(worker_id).inc(committed.num_tested)
+                self._worker_accepted.labels(worker_id).inc(committed.num_accepted)
+            for position in range(distance, min(distance + committed.num_tested, MAX_POSITION)):
+                self._tested_at[position].inc()
         if committed.kinds:
             spoken.verify_s.observe(committed.verify_s)
             spoken.queue_s.observe(committed.queue_s)

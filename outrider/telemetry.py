@@ -117,6 +117,9 @@ class SpeculationMetrics:
         self.accepted_per_position = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by distance in the epoch", "position"
         )
+        self.tested_per_position = counter(
+            "spec_decode_num_tested_tokens_per_pos", "Draft tokens tested, by distance in the epoch", "position"
+        )
         self.dropped = counter("dropped_messages", "Peers' messages that were dropped", "reason")
         self.epochs = counter("epochs", "Epoch changes", "cause")
         self.off = counter("speculation_off", "Generations during which speculation was off", "reason")
@@ -124,6 +127,7 @@ class SpeculationMetrics:
         self.guarantee_void = counter("guarantee_void", "Times that a drafter withheld tokens it had announced")
         self.verify_s = histogram("verify_time", "Model time per target pass")
         self.queue_s = histogram("queue_time", "Wait of a proposal for its pass")
+        self.network_s = histogram("network_time", "Round trip of a round beyond drafting and verifying")
         self.commit_s = histogram("commit_time", "Time to log and emit a verdict")
         self.time_to_first_token_s = histogram("time_to_first_token", "Arrival to first token", WAIT_BUCKETS_S)
         self.inter_token_s = histogram("inter_token_latency", "Time per committed token")

@@ -34,7 +34,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
 SERVICES = ("outrider", "orchestrator", "verify_service", "draft_service")
 SETTINGS = (OrchestratorSettings, VerifySettings, DraftSettings)
 METRIC = re.compile(r'(outrider_[a-z0-9_]+)(?:\{([a-z]+)="([a-z_]+)"\})?')
-FOREIGN = ("outrider ", "INFO persistence", "SLOWLOG ", "CONFIG ", "min-replicas-to-write ")
+FOREIGN = ("outrider ", "python ", "INFO persistence", "SLOWLOG ", "CONFIG ", "min-replicas-to-write ")
 """What commands, ours and a server's, begin with: they are no lines of a log."""
 HEALTH = {"NOT_SERVING"}
 GAP = "…"
