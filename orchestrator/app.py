@@ -15,6 +15,7 @@ from orchestrator.access import Access, KeySource
 from orchestrator.breakers import Breakers
 from orchestrator.channels import Channels
 from orchestrator.config import OrchestratorSettings
+from orchestrator.flight.keeping import Flights
 from orchestrator.job import Tools
 from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
@@ -92,7 +93,8 @@ class OrchestratorApp:
             placement = self._placement(self._source(registry, channels), channels, language)
             exits.push_async_callback(placement.close)
             store = SessionStore(client, session_ttl_s=settings.session_ttl_s)
-            tools = Tools(store, placement, self.metrics, settings.generations())
+            flights = Flights(settings.flights(), self.metrics.flight_records)
+            tools = Tools(store, placement, self.metrics, settings.generations(), flights=flights)
             # A name is never used twice, not even by a restart under the same worker id.
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
@@ -107,6 +109,7 @@ class OrchestratorApp:
                 tasks.create_task(self._announce(registry, language))
                 tasks.create_task(quotas.run())
                 tasks.create_task(self.watch.run())
+                tasks.create_task(flights.write_when_told())
                 if settings.rebalance_s:
                     rebalancer = Rebalancer(placement, self.sessions.movable, settings.rebalance_s)
                     tasks.create_task(rebalancer.run())

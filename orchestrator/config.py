@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from orchestrator.flight.keeping import FlightSettings
 from orchestrator.job import Settings
 from orchestrator.requests import Defaults
 from orchestrator.tuning import Limits
@@ -34,6 +35,14 @@ class OrchestratorSettings(ServiceSettings):
     """How long what is known of a key is believed; a revocation takes effect within that time."""
     key_grace_s: float = Field(default=60.0, ge=0, le=3600)
     """How long a key that was used lately is let in while the store is away."""
+    flight_events: int = Field(default=256, ge=0, le=65536)
+    """Last events of each generation that the flight recorder keeps in memory, about; 0: none."""
+    flight_folder: str = ""
+    """Folder that records of failed generations are written to, and of all on SIGUSR1; empty: none are written."""
+    flight_tokens: bool = False
+    """Whether records hold token ids, text and log-probabilities; if not, only how many there were."""
+    flight_files: int = Field(default=200, ge=1, le=100_000)
+    """Records that stay in the folder; the oldest go."""
     verify_addresses: Addresses = ()
     """Verifiers, comma-separated; empty: those in the registry."""
     draft_addresses: Addresses = ()
@@ -174,6 +183,10 @@ class OrchestratorSettings(ServiceSettings):
             self.drafter_retry_s,
             self.generation_timeout_s,
         )
+
+    def flights(self) -> FlightSettings:
+        """Return what concerns the flight recorder."""
+        return FlightSettings(self.flight_events, self.flight_folder, self.flight_tokens, self.flight_files)
 
     def serve_tls(self) -> TlsMaterial | None:
         """Read the files of TLS with clients; None: it is off.

@@ -91,8 +91,8 @@ class Driver:
         self._search = Search(job, tools, self._peers, self.feed)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
         plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s)
-        self._rounds = Rounds(plan, commit)
-        self._spoken = tools.metrics.speculation
+        self._flights, self._flight = tools.flights, tools.flights.begin(job.session_id, job.fence, commit)
+        self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation
         self._off_reason = ""
         self._helpers: set[asyncio.Task[None]] = set()
         self._shown_len = max(job.next_position, len(job.token_ids))
@@ -186,7 +186,8 @@ class Driver:
                     helper.cancel()
         except Exception as error:
             log.exception("the generation failed")
-            self._client.put_nowait(Internal(f"the generation failed: {error!r}"))
+            self._client.put_nowait(failure := Internal(f"the generation failed: {error!r}"))
+            await self._flights.end(self._flight, "internal", failure)
         finally:
             self._metrics.running.dec()
             self.ended.set()
@@ -211,7 +212,7 @@ class Driver:
                 self._witness.chosen(self._peers.known[event.worker_id])
             await self._step(self._tuning.attached(len(self._rounds.tokens)))
         length = len(self._rounds.tokens)
-        commands = self._rounds.step(event)
+        commands = self._flight.recorder.step(self._rounds, event)
         if isinstance(event, VerdictArrived) and Count("late_verdict") not in commands:
             self._on_verdict(event.verdict, length)
         for command in commands:
@@ -394,3 +395,4 @@ class Driver:
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
         self._client.put_nowait(finished or error or Internal("the generation ended without a reason"))
+        await self._flights.end(self._flight, outcome, error)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from orchestrator.flight.keeping import Flights
 from orchestrator.lately import Lately
 from orchestrator.metrics import Metrics
 from orchestrator.pass_costs import CostsByVerifier
@@ -46,6 +47,7 @@ class Tools:
     settings: Settings
     pass_costs: CostsByVerifier = field(default_factory=CostsByVerifier)
     lately: Lately = field(default_factory=Lately)
+    flights: Flights = field(default_factory=Flights)
 
 
 @dataclass(frozen=True, slots=True)

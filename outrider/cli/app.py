@@ -36,6 +36,7 @@ app = App(name="outrider", help="Speculative decoding as a distributed system: f
 app.command(keys_app)
 app.command("outrider.cli.drafters:app", name="drafters", help="Make, measure and choose drafters.")
 app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate drafter on sessions that are over.")
+app.command("outrider.cli.replay:replay", help="Run records of the flight recorder again, and compare.")
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 console = Console(highlight=False)
 
