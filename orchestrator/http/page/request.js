@@ -29,7 +29,7 @@ export function isRepeatable(settings) {
 /** Return the body of a request in OpenAI's terms, with our own under `outrider`. */
 export function bodyOf(settings, messages) {
   const extra = { return_token_origin: true };
-  if (settings.off) extra.speculation = "off";
+  if (settings.off) extra.off = true;
   else if (settings.drafter) extra.drafter = settings.drafter;
   return {
     messages,
@@ -48,6 +48,7 @@ export function bodyOf(settings, messages) {
 /** An answer as it comes. */
 export class Answer {
   text = "";
+  thoughts = "";
   tokens = [];
   finish = "";
   off = "";
@@ -65,13 +66,15 @@ export class Answer {
     if (extra.notice) this.notices.push(extra.notice);
     if (extra.speculation_off) this.off = extra.speculation_off;
     const text = choice?.delta?.content ?? "";
+    const thought = choice?.delta?.reasoning_content ?? "";
     const told = choice?.logprobs?.content ?? [];
-    const pieces = this.#cutter.cut(text, told.map((each) => each.bytes ?? null));
+    const pieces = this.#cutter.cut(thought + text, told.map((each) => each.bytes ?? null));
     const tokens = pieces.map((piece, index) => tokenOf(piece, index, told, extra));
     if (!tokens.length) return [];
     this.lastMs = performance.now();
     this.firstMs ??= this.lastMs;
     this.text += text;
+    this.thoughts += thought;
     this.tokens.push(...tokens);
     return tokens;
   }
