@@ -46,8 +46,8 @@ from outrider.messages import (
     Draining,
     RollbackHint,
 )
+from outrider.parameters import validate
 from outrider.rpc import Broken, Ended, Malformed, Stream
-from outrider.sampling import validate
 from outrider.sparing import Sparing
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from outrider.generation import GenerationRequest
 from outrider.ids import Mode
 from outrider.messages import Vocabulary
 from outrider.noise import KEY_BYTES, seed_key
-from outrider.sampling import validate
+from outrider.parameters import validate
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,11 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target's logits become the distribution that is sampled from; fields are in the order of use."""
+    """How the target's logits become the distribution that is sampled from.
 
-    allowed_token_ids: tuple[int, ...] = ()
-    """All other tokens are banned; empty allows every token. At most 32768, distinct."""
-    min_tokens: int = 0
-    """Ids of `end_token_ids` are banned until the output has so many tokens."""
-    grammar: Grammar | None = None
-    """Tokens that cannot continue the output so that it matches are banned; where it is complete, an end is allowed."""
+    Fields are in the order of use, except that what bans tokens by their ids, by length or by grammar comes first.
+    """
+
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, bias added to its logit); -100 or less bans the token."""
     repetition_penalty: float = 1.0
@@ -69,6 +66,12 @@ class SamplingParams:
     """(0, 1]; keep the smallest set of likeliest tokens that reaches this mass."""
     min_p: float = 0.0
     """[0, 1]; keep tokens at least this fraction as likely as the likeliest."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """All other tokens are banned; empty allows every token. At most 32768, distinct."""
+    min_tokens: int = 0
+    """Ids of `end_token_ids` are banned until the output has so many tokens."""
+    grammar: Grammar | None = None
+    """Tokens that cannot continue the output so that it matches are banned; where it is complete, an end is allowed."""
     end_token_ids: tuple[int, ...] = ()
     """Ids that end the output, set by the orchestrator and by no client: what `min_tokens` bans."""
     grammar_end_ids: tuple[int, ...] = ()

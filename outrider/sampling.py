@@ -1,6 +1,6 @@
 """From logits to the distribution that is sampled from, and from a draft distribution to the row that is sent.
 
-Decides what `SamplingParams` mean: one order of operations (the order of its fields), ties at every border resolved
+Decides what `SamplingParams` mean: one order of operations (`docs/parameters.md`), ties at every border resolved
 towards the lowest token id, ids at or past the vocabulary's length (padding) cut off first. Target and drafters use
 the same code, so their distributions differ by their models only.
 
@@ -8,7 +8,6 @@ Invariants: a row depends on its own logits, the parameters and the tokens befor
 banned or filtered token has probability exactly 0; a sparse row is the very distribution its token is drawn from.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,17 +17,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.errors import InvalidRequest
+from outrider.history import GrammarState, History
 from outrider.ids import Mode
 from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
 from outrider.noise import gumbel_field_at
+from outrider.parameters import BAN_BIAS
 
 MAX_SPARSE_TOKENS = 128
 """Most tokens of a row on the wire."""
 SPARSE_MASS = 0.995
 """A row on the wire keeps the fewest tokens that reach this mass."""
-BAN_BIAS = -100.0
-"""A bias this low or lower removes the token altogether."""
 
 UNSOUND = -1
 """In place of a likeliest id: the row's largest value is not finite, so it is no output of a sound model."""
@@ -41,67 +39,10 @@ _FIRST_PREFIX = 256
 """Tokens looked at first for top-p; nearly always enough, and ten times cheaper than sorting a vocabulary of 49,152."""
 
 
-def validate(params: SamplingParams, vocab_len: int) -> None:
-    """Refuse parameters that have no distribution, or that no float could carry.
-
-    Args:
-        params: as received from a client.
-        vocab_len: length of the tokenizer's id range.
-
-    Raises:
-        InvalidRequest: names the first field that is wrong, its value and the allowed range.
-    """
-    _check("repetition_penalty", params.repetition_penalty, 0.01, 100.0)
-    _check("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _check("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _check("temperature", params.temperature, 0.0, 100.0)
-    if params.top_k < 0:
-        raise InvalidRequest("sampling.top_k", params.top_k, "an integer >= 0; 0 keeps all")
-    if not 0.0 < params.top_p <= 1.0:
-        raise InvalidRequest("sampling.top_p", params.top_p, "a number in (0, 1]")
-    _check("min_p", params.min_p, 0.0, 1.0)
-    _check_bias(params.logit_bias, vocab_len)
-
-
-class History:
-    """Which tokens a session has seen, as far as penalties need to know.
-
-    Holds the distinct tokens of prompt and output and how often each occurs in the output.
-    """
-
-    def __init__(self, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> None:
-        self._token_ids = list(dict.fromkeys(prompt_ids))
-        self._slots = {token: slot for slot, token in enumerate(self._token_ids)}
-        self._output_counts = [0] * len(self._token_ids)
-        self.advance(output_ids)
-
-    def advance(self, output_ids: Sequence[int]) -> None:
-        """Add committed output tokens."""
-        for token in output_ids:
-            slot = self._slots.setdefault(token, len(self._token_ids))
-            if slot == len(self._token_ids):
-                self._token_ids.append(token)
-                self._output_counts.append(0)
-            self._output_counts[slot] += 1
-
-    def after(self, run: Sequence[int]) -> "History":
-        """Return what the history would be after `run`; this one stays as it is."""
-        later = History()
-        later._token_ids, later._slots = self._token_ids.copy(), self._slots.copy()
-        later._output_counts = self._output_counts.copy()
-        later.advance(run)
-        return later
-
-    @property
-    def seen(self) -> tuple[list[int], list[int]]:
-        """The distinct tokens, and for each its number of occurrences in the output (0: in the prompt only)."""
-        return self._token_ids, self._output_counts
-
-
 def processed_logits(
     logits: Tensor, params: SamplingParams, vocab_len: int, history: History | None = None, run: Sequence[int] = ()
 ) -> Tensor:
-    """Apply bias, penalties, temperature and filters.
+    """Apply bans, bias, penalties, temperature and filters.
 
     Args:
         logits: [num_rows, >= vocab_len] floats of consecutive positions; half precision is widened to float32.
@@ -121,12 +62,14 @@ def processed_logits(
     rows = logits[:, :vocab_len]
     if rows.dtype not in (torch.float32, torch.float64):
         rows = rows.float()
+    if params.allowed_token_ids:
+        rows = _only(rows, params.allowed_token_ids)
     if params.logit_bias:
         rows = _biased(rows, params.logit_bias)
     if params.uses_history:
         if history is None:
-            raise ValueError("penalties need the history of the session")
-        rows = _penalised(rows, params, history, run)
+            raise ValueError("these parameters need the history of the session")
+        rows = _told_by(history, rows, params, run)
     if params.temperature == 0.0:
         return rows
     if params.temperature != 1.0:
@@ -293,24 +236,10 @@ def row_problem(row: SparseRow, token: int, vocab_len: int) -> str:
     return "" if token in ids else f"token {token} has no mass in its row"
 
 
-def _check(field: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside [low, high]; NaN is outside of everything."""
-    if not low <= value <= high:
-        raise InvalidRequest(f"sampling.{field}", value, f"a number in [{low:g}, {high:g}]")
-
-
-def _check_bias(logit_bias: Sequence[tuple[int, float]], vocab_len: int) -> None:
-    """Refuse ids that do not exist or come twice, biases that are not finite, and a ban of the whole vocabulary."""
-    for token, bias in logit_bias:
-        if not 0 <= token < vocab_len:
-            raise InvalidRequest("sampling.logit_bias", token, f"a token id in 0 .. {vocab_len - 1}")
-        if not (math.isfinite(bias) and bias <= -BAN_BIAS):
-            raise InvalidRequest("sampling.logit_bias", bias, f"a finite bias, at most {-BAN_BIAS:g}")
-    ids = [token for token, _ in logit_bias]
-    if len(set(ids)) != len(ids):
-        raise InvalidRequest("sampling.logit_bias", ids, "distinct token ids")
-    if sum(bias <= BAN_BIAS for _, bias in logit_bias) >= vocab_len:
-        raise InvalidRequest("sampling.logit_bias", f"{len(ids)} banned ids", "at least one token that is not banned")
+def _only(rows: Tensor, allowed: Sequence[int]) -> Tensor:
+    """Ban all tokens but these in a copy of the rows."""
+    ids = torch.tensor(allowed, device=rows.device)
+    return torch.full_like(rows, -torch.inf).index_copy_(1, ids, rows[:, ids])
 
 
 def _biased(rows: Tensor, logit_bias: Sequence[tuple[int, float]]) -> Tensor:
@@ -322,21 +251,47 @@ def _biased(rows: Tensor, logit_bias: Sequence[tuple[int, float]]) -> Tensor:
     return rows
 
 
-def _penalised(rows: Tensor, params: SamplingParams, history: History, run: Sequence[int]) -> Tensor:
-    """Apply penalties in a copy of the rows; row i also counts run[:i]."""
-    rows, later = rows.clone(), history.after(())
+def _told_by(history: History, rows: Tensor, params: SamplingParams, run: Sequence[int]) -> Tensor:
+    """Apply what depends on earlier tokens, in a copy of the rows; row i also knows run[:i]."""
+    rows, later = rows.clone(), history
     for index, row in enumerate(rows):
         if index:
+            later = history.after(()) if index == 1 else later
             later.advance(run[index - 1 : index])
-        seen, counts = later.seen
-        ids = torch.tensor(seen, dtype=torch.int64, device=rows.device)
-        occurrences = torch.tensor(counts, dtype=rows.dtype, device=rows.device)
-        values = row[ids]
-        factor = params.repetition_penalty
-        values = torch.where(values > 0, values / factor, values * factor)
-        values -= params.presence_penalty * (occurrences > 0) + params.frequency_penalty * occurrences
-        row[ids] = values
+        if params.uses_penalties:
+            _penalise(row, params, later)
+        if later.num_output < params.min_tokens:
+            row[torch.tensor(params.end_token_ids, dtype=torch.int64, device=row.device)] = -torch.inf
+        if later.grammar is not None:
+            _confine(row, later.grammar)
     return rows
+
+
+def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
+    """Apply penalties in place."""
+    seen, counts = history.seen
+    ids = torch.tensor(seen, dtype=torch.int64, device=row.device)
+    occurrences = torch.tensor(counts, dtype=row.dtype, device=row.device)
+    values = row[ids]
+    factor = params.repetition_penalty
+    values = torch.where(values > 0, values / factor, values * factor)
+    values -= params.presence_penalty * (occurrences > 0) + params.frequency_penalty * occurrences
+    row[ids] = values
+
+
+def _confine(row: Tensor, grammar: GrammarState) -> None:
+    """Ban in place what the grammar forbids.
+
+    A row that would be left without mass stays as it is: every row has to be a law, also one behind a draft that will
+    be rejected, or of a draft model that knows no token the grammar allows. What is drawn from it breaks the grammar,
+    which the verifier refuses to commit (`History.grammar.is_broken`).
+    """
+    allowed = grammar.allowed()
+    if allowed is None:
+        return
+    confined = row.masked_fill(~torch.from_numpy(allowed).to(row.device), -torch.inf)
+    if confined.max() > -torch.inf:
+        row.copy_(confined)
 
 
 def _filtered(row: Tensor, params: SamplingParams) -> Tensor:

@@ -2,7 +2,7 @@
 
 from outrider.errors import FailedPrecondition, InvalidRequest, VocabularyMismatch
 from outrider.messages import DecodeOpen, ProposeHello, Vocabulary
-from outrider.sampling import validate
+from outrider.parameters import validate
 from verify_service.workers import LAST_HIDDEN
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from outrider.history import History
 from outrider.ids import Epoch, Mode, TokenClass
 from outrider.messages import DecodeOpen, ProposeMessage, TokenLogprobs
 from outrider.model.runner import BLOCK_LEN, KvSlot
-from outrider.sampling import History
 from outrider.verification import Rule, rule_for
 from verify_service.chain import Chain
 from verify_service.events import StartTimer

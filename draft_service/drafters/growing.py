@@ -12,9 +12,9 @@ from torch import Tensor
 
 from draft_service.drafters.protocol import DraftSession, Guessed
 from draft_service.drafters.sampling import Family, guess_family
+from outrider.history import History
 from outrider.ids import Epoch, Mode
 from outrider.messages import SparseRow
-from outrider.sampling import History
 from outrider.shape import Shape, best_tree, chain
 from outrider.verification.tree import ROOT, Tree
 

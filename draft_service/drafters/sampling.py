@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from draft_service.drafters.protocol import DraftSession, Guessed
+from outrider.history import History
 from outrider.ids import Epoch, Mode
 from outrider.messages import SamplingParams, SparseRow
 from outrider.noise import gumbel_field_at, word64
+from outrider.parameters import BAN_BIAS
 from outrider.sampling import (
-    BAN_BIAS,
-    History,
     coupled_token,
     draw_from_counts,
     greedy_token,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.history import History
 from outrider.ids import Mode
 from outrider.messages import SamplingParams, SparseRow
 from outrider.noise import Purpose, seed_key
-from outrider.sampling import History, draw_from_counts, one_hot_row, sparse_row, target_rows
+from outrider.sampling import draw_from_counts, one_hot_row, sparse_row, target_rows
 from outrider.verification import BlockRule, Draws, Judgement, Rule, TokenRule, rule_for
 from outrider.verification.rejection import draft_prob, probs_of, residual
 from outrider.verification.rule import passes

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.history import History
 from outrider.ids import Mode
 from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
 from outrider.noise import Purpose, seed_key
-from outrider.sampling import History, one_hot_row, target_rows
+from outrider.sampling import one_hot_row, target_rows
 from outrider.shape import Shape, chain
 from outrider.verification import Draws, TokenRule, Tree, TreeJudgement, judge_tree, rule_for
 from outrider.verification.rejection import draft_prob

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.history import History
 from outrider.ids import Mode
 from outrider.messages import SamplingParams, SparseRow
-from outrider.sampling import History, probabilities, sparse_row, target_rows
+from outrider.sampling import probabilities, sparse_row, target_rows
 from outrider.verification import Draws, Judgement, Rule, rule_for
 
 VOCAB = 3

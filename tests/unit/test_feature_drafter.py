@@ -15,11 +15,12 @@ from draft_service.trained import rank
 from draft_service.window import FOREVER
 from outrider.drafting.feature import DraftKv, FeatureDraft
 from outrider.errors import FailedPrecondition
+from outrider.history import History
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass
 from outrider.messages import SamplingParams
 from outrider.model.kv import BlockSlot
 from outrider.noise import word64
-from outrider.sampling import History, coupled_token, draw_from_counts, probabilities
+from outrider.sampling import coupled_token, draw_from_counts, probabilities
 from tests.unit.drafter_bench import EPOCH, KEY, VOCAB, draw, guesses, planned, prompt, session
 from tests.unit.feature_bench import (
     HEADS,

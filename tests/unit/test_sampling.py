@@ -13,14 +13,15 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.errors import InvalidRequest
+from outrider.history import History
 from outrider.ids import Mode
 from outrider.messages import COUNT_TOTAL, SamplingParams, SparseRow
 from outrider.noise import Purpose, derive_key, seed_key
+from outrider.parameters import validate
 from outrider.sampling import (
     MAX_SPARSE_TOKENS,
     SPARSE_MASS,
     UNSOUND,
-    History,
     coupled_token,
     draw_from_counts,
     greedy_ids,
@@ -31,7 +32,6 @@ from outrider.sampling import (
     row_problem,
     sparse_row,
     target_rows,
-    validate,
 )
 
 REPEATABLE = settings(deadline=None, database=None, derandomize=True)

@@ -8,11 +8,12 @@ import torch
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.medusa import Medusa
 from draft_service.drafters.protocol import Guessed, Plan, Work
+from outrider.history import History
 from outrider.ids import Epoch, Generation, Mode, SessionId
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyRunner
 from outrider.noise import gumbel_field
-from outrider.sampling import History, probabilities
+from outrider.sampling import probabilities
 from outrider.verification import Tree
 from outrider.verification.tree import families_problem, num_tree_mismatches
 from tests.unit.drafter_bench import KEY, TARGET, VOCAB, prompt, session
