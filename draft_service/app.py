@@ -27,6 +27,7 @@ from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, RollbackHint, TargetFeatures, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
 from outrider.rpc import Callers, ClientTls, Names, RpcServer, ServerTls
+from outrider.rpc.own_address import advertised
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
 from outrider.v1 import draft_pb2_grpc
@@ -60,6 +61,8 @@ class DraftApp:
         self.server = RpcServer(tls=self._server_tls())
         self.address = ""
         """Where it listens, once started."""
+        self.advertised = ""
+        """What others are told of that, once started."""
         self.ready = asyncio.Event()
         """Set once sessions are served."""
         self.seats: Seats | None = None
@@ -77,6 +80,7 @@ class DraftApp:
         """
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self._servicer, self.server.server)
         self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        self.advertised = await advertised(self.settings.advertise, self.address, self.settings.store_url)
         log.info("draft worker %s listens on %s", self.worker_id, self.address)
 
     async def run(self) -> None:
@@ -134,7 +138,7 @@ class DraftApp:
         return WorkerDescription(
             worker_id=self.worker_id,
             role="draft",
-            address=self.settings.advertise or self.address,
+            address=self.advertised,
             model=info.model or self.settings.model,
             vocabulary=self._loaded.vocabulary,
             context_len=info.context_len,

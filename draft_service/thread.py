@@ -40,7 +40,8 @@ class WorkerThread:
         self._loop = asyncio.get_running_loop()
         self._on_reports, self._on_death = on_reports, on_death
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
-        self._worker = DraftWorker(drafter, self._post, metrics)
+        worker = self._worker = DraftWorker(drafter, self._post, metrics)
+        metrics.outstanding_window.set_function(lambda: worker.outstanding_window)
         # A daemon, so that a drafter that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
         self._busy_since_s: float | None = None

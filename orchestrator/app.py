@@ -31,6 +31,7 @@ from outrider.errors import OutriderError, StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.rpc import ClientTls, RpcServer, ServerTls
+from outrider.rpc.own_address import advertised
 from outrider.store.connect import StoreClient, open_client
 from outrider.store.drafters import PolicyStore
 from outrider.store.embedded import EmbeddedServer
@@ -60,6 +61,8 @@ class OrchestratorApp:
         self.server = RpcServer(settings.max_request_bytes, ServerTls(served) if served else None)
         self.address = ""
         """Where it listens, once started."""
+        self.advertised = ""
+        """What others are told of that, once started."""
         self.ready = asyncio.Event()
         """Set once requests are taken."""
         self.sessions: Sessions | None = None
@@ -71,6 +74,7 @@ class OrchestratorApp:
         """Listen; health is NOT_SERVING, and requests are refused until `run` has loaded the tokenizer."""
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self._servicer, self.server.server)
         self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        self.advertised = await advertised(self.settings.advertise, self.address, self.settings.store_url)
         log.info("orchestrator %s listens on %s", self.worker_id, self.address)
 
     async def run(self) -> None:
@@ -171,7 +175,7 @@ class OrchestratorApp:
         return WorkerDescription(
             worker_id=self.worker_id,
             role="orchestrate",
-            address=self.settings.advertise or self.address,
+            address=self.advertised,
             model=language.model,
             vocabulary=language.vocabulary,
             context_len=0,

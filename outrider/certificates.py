@@ -181,6 +181,15 @@ class TlsMaterial:
             raise InvalidRequest(file.setting, file.path, f"a valid certificate; this one begins on {begins} UTC")
 
 
+def names_in(file: SourceFile) -> tuple[str, ...]:
+    """Return the names in the first certificate of a file.
+
+    Raises:
+        InvalidRequest: the file is missing, unreadable, or holds no certificate; names setting and file.
+    """
+    return _names(_parsed(file, _content(file), x509.load_pem_x509_certificates, "certificates in PEM")[0])
+
+
 def _content(file: SourceFile) -> bytes:
     if not file.path:
         return b""

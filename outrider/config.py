@@ -40,7 +40,7 @@ class ServiceSettings(BaseSettings):
     listen: str = "127.0.0.1:0"
     """Where to serve: host:port (port 0 takes a free one) or unix:path."""
     advertise: str = ""
-    """Address that other services are told; empty: where it listens."""
+    """Address that other services are told; empty: where it listens, on every interface the one on the store's side."""
     store_url: str = ""
     """redis://, rediss:// or unix:// URL of the session store and registry."""
     store_tls_ca: str = ""

@@ -16,6 +16,7 @@ from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.model.kv_gauges import describe_pool
 from outrider.rpc import Callers, Names, RpcServer, ServerTls
+from outrider.rpc.own_address import advertised
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
 from outrider.v1 import verify_pb2_grpc
@@ -54,6 +55,8 @@ class VerifyApp:
         self.server = RpcServer(settings.max_message_bytes, _server_tls(settings))
         self.address = ""
         """Where it listens, once started."""
+        self.advertised = ""
+        """What others are told of that, once started."""
         self.ready = asyncio.Event()
         """Set once sessions are served."""
         self.engine: Engine | None = None
@@ -70,6 +73,7 @@ class VerifyApp:
         """Listen; health is NOT_SERVING."""
         verify_pb2_grpc.add_VerifyServiceServicer_to_server(self._servicer, self.server.server)
         self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
+        self.advertised = await advertised(self.settings.advertise, self.address, self.settings.store_url)
         log.info("verifier %s listens on %s", self.worker_id, self.address)
 
     async def run(self) -> None:
@@ -125,7 +129,7 @@ class VerifyApp:
         return WorkerDescription(
             worker_id=self.worker_id,
             role="verify",
-            address=self.settings.advertise or self.address,
+            address=self.advertised,
             model=self.settings.model,
             vocabulary=self._loaded.vocabulary,
             context_len=info.context_len,

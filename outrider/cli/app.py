@@ -34,6 +34,8 @@ from outrider.redaction import redacted
 
 app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
 app.command(keys_app)
+app.command("outrider.cli.fetch:fetch", help="Bring models into a folder, for services that fetch nothing.")
+app.command("outrider.cli.health:app", name="health", help="Ask a service whether it serves.")
 app.command("outrider.cli.drafters:app", name="drafters", help="Make, measure and choose drafters.")
 app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate drafter on sessions that are over.")
 app.command("outrider.cli.replay:replay", help="Run records of the flight recorder again, and compare.")

@@ -8,6 +8,7 @@ probed by itself, over all key lengths its kernel treats differently. The choice
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from outrider.model.kv import KvCache
 from outrider.model.planning import Layout, RowClasses
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
 from outrider.model.transformers_runner import TransformersRunner, kv_shapes
+
+log = logging.getLogger(__name__)
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 """Row counts that are tried."""
@@ -278,11 +281,14 @@ def _read(path: Path) -> RowClasses | None:
 
 
 def _write(path: Path, classes: RowClasses) -> None:
-    """Keep a result; readers see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Keep a result, where there is a place for it; readers see all of it or nothing."""
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(asdict(classes)))
-    part.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(asdict(classes)))
+        part.replace(path)
+    except OSError as error:  # a volume of models may be read-only; probing again takes seconds
+        log.info("what the probe found is not kept: %s", error)
 
 
 class StockCheck:

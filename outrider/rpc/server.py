@@ -35,6 +35,9 @@ REQUEST_S = 10.0
 LULL_S = 0.05
 """How long a server that stops still answers, with refusals: long enough for what has arrived already."""
 
+LIVE = "live"
+"""Service name under which health is SERVING as long as the event loop answers, whether or not anybody is served."""
+
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -81,6 +84,7 @@ class RpcServer:
         reflection.enable_server_reflection(names, self.server)
         port = self._bind(listen)
         await self.set_serving(False)
+        await self._health.set(LIVE, _SERVING)
         await self.server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
