@@ -30,6 +30,7 @@ from outrider.rpc import Callers, ClientTls, Names, RpcServer, ServerTls
 from outrider.rpc.own_address import advertised
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
+from outrider.tracing import open_tracer
 from outrider.v1 import draft_pb2_grpc
 
 WATCH_S = 0.25
@@ -99,6 +100,10 @@ class DraftApp:
             if loaded.runner is not None:
                 self.metrics.registry.register(KvGauges(loaded.runner))
             self.seats = Seats(info, self.settings.max_sessions, thread.submit, proposals)
+            tracer = open_tracer("draft-worker", self.worker_id, self.settings.otlp_endpoint, self.settings.otlp_share)
+            if tracer is not None:
+                self.seats.tracer = tracer
+                exits.push_async_callback(asyncio.to_thread, tracer.close)
             thread.start()
             self._servicer.open_for_business(self.seats, self.describe, loaded.tokenizer)
             await self.server.set_serving(True)
@@ -131,6 +136,7 @@ class DraftApp:
             raise Unavailable(self._servicer.unready)
         info, runner = self._loaded.drafter.info, self._loaded.runner
         attributes = describe_pool(runner.info) if runner is not None else {}
+        attributes["metrics_port"] = str(self.settings.metrics_port)
         if info.feature_size:
             attributes["feature_size"] = str(info.feature_size)
         if self.seats.trouble is not None:

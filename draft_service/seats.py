@@ -27,6 +27,7 @@ from draft_service.orders import (
 )
 from draft_service.proposals import ProposeStreams
 from draft_service.session import SessionKey
+from draft_service.traces import DraftTrace, draft_trace
 from outrider.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -44,11 +45,13 @@ from outrider.messages import (
     DraftRequestMessage,
     DraftResponseMessage,
     Draining,
+    ProposeMessage,
     RollbackHint,
 )
 from outrider.parameters import validate
 from outrider.rpc import Broken, Ended, Malformed, Stream
 from outrider.sparing import Sparing
+from outrider.tracing import TraceParent, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class Seat:
     stream: DraftStream
     ended: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the session is over, with the error that ended it if one did."""
+    trace: DraftTrace | None = None
+    """Told of its proposals; None: it is not traced."""
     closing: bool = False
     """Whether the orchestrator has closed it, and only the last status is waited for."""
 
@@ -106,6 +111,8 @@ class Seats:
         self.empty = asyncio.Event()
         """Set while nobody sits here."""
         self.empty.set()
+        self.tracer: Tracer | None = None
+        """Where spans go; None: nothing is traced."""
         self.draining = False
         self.trouble: OutriderError | None = None
         """Why nobody may sit down at present, other than draining."""
@@ -115,15 +122,20 @@ class Seats:
 
     # -- one stream --------------------------------------------------------------------------------------------------
 
-    async def serve(self, stream: DraftStream) -> None:
+    async def serve(self, stream: DraftStream, trace: TraceParent | None = None) -> None:
         """Serve one stream to its end.
+
+        Args:
+            stream: of the orchestrator.
+            trace: the generation's span; None: it has none.
 
         Raises:
             OutriderError: why it ended early; the stream's status.
         """
         opened = await _first(stream)
         self._admit(opened)
-        seat = Seat(SessionKey(opened.session_id, opened.epoch.generation), opened.verifier_address, stream)
+        key, made = SessionKey(opened.session_id, opened.epoch.generation), draft_trace(self.tracer, trace)
+        seat = Seat(key, opened.verifier_address, stream, trace=made)
         self._sit_down(seat)
         try:
             self._submit(OpenSession(opened))
@@ -188,6 +200,8 @@ class Seats:
                 case DraftCommit() as commit:
                     self._check_ids("commit.token_ids", commit.token_ids)
                     self._submit(TakeCommit(seat.key, commit))
+                    if seat.trace is not None:
+                        seat.trace.told()
                 case DraftClose(keep_kv):
                     seat.closing = True
                     self._submit(CloseSession(seat.key, keep_kv))
@@ -213,6 +227,8 @@ class Seats:
             match report:
                 case Outgoing():
                     self._proposals.send(report.verifier_address, report.message)
+                    if self.tracer is not None:
+                        self._trace(report.message)
                 case Reported():
                     self._tell(report.key, report)
                 case Closed():
@@ -222,6 +238,11 @@ class Seats:
                     self._end(report.key, report.error)
                 case _:
                     assert_never(report)
+
+    def _trace(self, message: ProposeMessage) -> None:
+        seat = self._seats.get(message.session_id)
+        if seat is not None and seat.trace is not None and seat.key.generation == message.epoch.generation:
+            seat.trace.said(message)
 
     def _tell(self, key: SessionKey, report: Reported) -> None:
         seat = self._find(key)

@@ -12,6 +12,7 @@ from outrider.errors import Unavailable
 from outrider.messages import WorkerDescription
 from outrider.model.vocabulary import HasVocabulary
 from outrider.rpc import server_stream
+from outrider.tracing import arriving
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 SERVICE_NAME = "outrider.v1.DraftService"
@@ -60,4 +61,4 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         async with server_stream(
             request_iterator, context, draft_response_to_proto, draft_request_from_proto
         ) as stream:
-            await self._seats.serve(stream)
+            await self._seats.serve(stream, arriving(context.invocation_metadata()))

@@ -39,6 +39,7 @@ from outrider.store.keys import KeyStore
 from outrider.store.registry import Registry, keep_announced
 from outrider.store.sessions import SessionStore
 from outrider.store.usage import Usage
+from outrider.tracing import open_tracer
 from outrider.v1 import generation_pb2_grpc
 
 WATCH_S = 0.5
@@ -97,8 +98,11 @@ class OrchestratorApp:
             placement = self._placement(self._source(registry, channels), channels, language)
             exits.push_async_callback(placement.close)
             store = SessionStore(client, session_ttl_s=settings.session_ttl_s)
+            tracer = open_tracer("orchestrator", self.worker_id, settings.otlp_endpoint, settings.otlp_share)
+            if tracer is not None:
+                exits.push_async_callback(asyncio.to_thread, tracer.close)
             flights = Flights(settings.flights(), self.metrics.flight_records)
-            tools = Tools(store, placement, self.metrics, settings.generations(), flights=flights)
+            tools = Tools(store, placement, self.metrics, settings.generations(), flights=flights, tracer=tracer)
             # A name is never used twice, not even by a restart under the same worker id.
             policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
@@ -182,7 +186,7 @@ class OrchestratorApp:
             capacity=self.settings.max_sessions,
             load=len(self.sessions) if self.sessions is not None else 0,
             draining=self._draining,
-            attributes=self.steering.attributes(),
+            attributes={"metrics_port": str(self.settings.metrics_port), **self.steering.attributes()},
         )
 
     async def _announce(self, registry: Registry, language: Language) -> None:

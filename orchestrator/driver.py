@@ -48,6 +48,7 @@ from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.steering import Witness
+from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
 from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
@@ -87,7 +88,8 @@ class Driver:
         self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
         self.course = tools.lately.begin(job.session_id, job.state.owner, job.started_s)
-        self._peers = Peers(job, tools, self.feed)
+        self._trace = GenerationTrace(tools.tracer, job)
+        self._peers = Peers(job, tools, self.feed, self._trace.metadata)
         self._search = Search(job, tools, self._peers, self.feed)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
         plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s)
@@ -189,6 +191,7 @@ class Driver:
             self._client.put_nowait(failure := Internal(f"the generation failed: {error!r}"))
             await self._flights.end(self._flight, "internal", failure)
         finally:
+            self._trace.end("internal")
             self._metrics.running.dec()
             self.ended.set()
 
@@ -288,6 +291,7 @@ class Driver:
         self._spoken.guarantee_void.inc(self._meter.add_totals(self._peers.opened, verdict))
         self._witness.observe(committed)
         self.course.add(committed, now_s, len(self._rounds.tokens), self._meter, self._tuning)
+        self._trace.observe(committed)
         trips_s, tuned = self._tuning.network_s, self._tuning.observe(committed, now_s)
         if self._tuning.network_s > trips_s:
             self._spoken.network_s.observe(self._tuning.network_s - trips_s)
@@ -390,6 +394,7 @@ class Driver:
         self._metrics.generations.labels(outcome).inc()
         figures = await self._figures()
         self._metrics.total_s.observe(figures.total_s)
+        self._trace.end(outcome, "" if error is None else error.message, figures)
         log.info("the generation ended (%s): %s", outcome, figures)
         prompt_len = self._job.state.prompt_len
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)

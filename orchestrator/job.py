@@ -14,6 +14,7 @@ from outrider.messages import DraftStatus, WorkerDescription
 from outrider.noise import Purpose, derive_key
 from outrider.store.records import SessionState
 from outrider.store.sessions import SessionStore
+from outrider.tracing import Tracer
 
 OFF_BY_CHOICE = ("requested", "max_tokens")
 """Reasons to have no drafter that no search changes."""
@@ -48,6 +49,8 @@ class Tools:
     pass_costs: CostsByVerifier = field(default_factory=CostsByVerifier)
     lately: Lately = field(default_factory=Lately)
     flights: Flights = field(default_factory=Flights)
+    tracer: Tracer | None = None
+    """Where spans go; None: nothing is traced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,17 +76,18 @@ class Feed(Protocol):
 class Peers:
     """The open streams of one generation."""
 
-    def __init__(self, job: Job, tools: Tools, feed: Feed) -> None:
+    def __init__(self, job: Job, tools: Tools, feed: Feed, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         """Open nothing yet.
 
         Args:
             job: the generation.
             tools: placement has the channels, and is told of failures.
             feed: takes what happens.
+            metadata: that the calls carry.
         """
         self._job, self._feed = job, feed
         self._placement, self._breakers = tools.placement, tools.placement.breakers
-        self._timeout_s = tools.settings.generation_timeout_s
+        self._timeout_s, self._metadata = tools.settings.generation_timeout_s, metadata
         self._dropped = tools.metrics.speculation.dropped
         self.known: dict[WorkerId, WorkerDescription] = {job.verifier.worker_id: job.verifier}
         """Workers that were chosen for this generation."""
@@ -115,7 +116,7 @@ class Peers:
         self._decode_opened_s, self._has_spoken = self._breakers.now_s(), False
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
         run = wire.run(
-            lambda: stub.Decode(timeout=self._timeout_s),
+            lambda: stub.Decode(timeout=self._timeout_s, metadata=self._metadata),
             lambda heard: self._from_verifier(opened, heard),
             lambda error: self._lose_verifier(opened, worker.worker_id, error),
         )
@@ -154,7 +155,7 @@ class Peers:
         self._draft_opened_s = self._breakers.now_s()
         stub = draft_pb2_grpc.DraftServiceStub(self._placement.channels.to(worker.address, "draft"))
         run = wire.run(
-            lambda: stub.Draft(timeout=self._timeout_s),
+            lambda: stub.Draft(timeout=self._timeout_s, metadata=self._metadata),
             lambda heard: self._from_drafter(generation, heard),
             lambda error: self._lose_drafter(generation, worker.worker_id, error),
         )

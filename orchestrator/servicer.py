@@ -17,6 +17,7 @@ from outrider.codec.generation import event_to_proto, request_from_proto, resume
 from outrider.errors import Unavailable
 from outrider.generation import Finished, GenerationEvent
 from outrider.ids import SessionId
+from outrider.tracing import arriving
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
 
@@ -76,6 +77,7 @@ class GenerationServicer(GenerationServiceServicer):
         """Generate a continuation."""
         desk = self._desk
         with desk.refusing():
+            arriving(context.invocation_metadata())
             caller, asked = await self._caller(context), request_from_proto(request)
         async with (
             desk.quotas.ticket(caller, asked.session_id) as ticket,
@@ -88,6 +90,7 @@ class GenerationServicer(GenerationServiceServicer):
         """Go on with a generation."""
         desk = self._desk
         with desk.refusing():
+            arriving(context.invocation_metadata())
             caller, asked = await self._caller(context), resume_from_proto(request)
         async with (
             desk.quotas.ticket(caller, asked.session_id, resuming=True) as ticket,

@@ -28,6 +28,7 @@ from outrider.generation import Chunk, GenerationEvent, GenerationRequest, Model
 from outrider.ids import SessionId
 from outrider.resuming import NO_RETRY, RETRY, Progress, Retry, Tries
 from outrider.rpc import ClientTls, channel, client_tls, rpc_errors
+from outrider.tracing import current, leaving
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -107,9 +108,9 @@ class Client:
         """
         if request.session_id and not request.request_id:
             request = replace(request, request_id=secrets.token_hex(12))
-        message = request_to_proto(request)
+        message, metadata = request_to_proto(request), (*self._metadata, *leaving(current()))
         async with aclosing(
-            self._followed(Progress(), lambda stub, s: stub.Generate(message, timeout=s, metadata=self._metadata))
+            self._followed(Progress(), lambda stub, s: stub.Generate(message, timeout=s, metadata=metadata))
         ) as events:
             async for event in events:
                 yield event
@@ -127,8 +128,9 @@ class Client:
         # A stream without `Started` has not begun, though the session has.
         first = Progress(position=next_position)
         message = resume_to_proto(ResumeFrom(session_id, next_position))
+        metadata = (*self._metadata, *leaving(current()))
         async with aclosing(
-            self._followed(first, lambda stub, s: stub.Resume(message, timeout=s, metadata=self._metadata))
+            self._followed(first, lambda stub, s: stub.Resume(message, timeout=s, metadata=metadata))
         ) as events:
             async for event in events:
                 yield event

@@ -59,6 +59,10 @@ class ServiceSettings(BaseSettings):
     """Name of this process in the cluster; empty: a fresh one."""
     grace_s: float = Field(default=10.0, ge=0)
     """Seconds from SIGTERM until running calls are cancelled."""
+    otlp_endpoint: str = ""
+    """http:// or https:// address of a collector of traces that speaks OTLP over gRPC; empty: nothing is traced."""
+    otlp_share: float = Field(default=0.1, ge=0, le=1)
+    """Share of the generations that come without a trace of their own and are traced; orchestrators decide it."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
     """Port of the Prometheus endpoint, on all interfaces; 0: none."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

@@ -19,6 +19,7 @@ from outrider.rpc import Callers, Names, RpcServer, ServerTls
 from outrider.rpc.own_address import advertised
 from outrider.store.connect import open_client
 from outrider.store.registry import Registry, keep_announced
+from outrider.tracing import open_tracer
 from outrider.v1 import verify_pb2_grpc
 from verify_service.audit import AuditSettings
 from verify_service.config import VerifySettings
@@ -84,9 +85,12 @@ class VerifyApp:
             ExceptionGroup: the engine broke, or the heartbeat.
         """
         loaded = self._loaded = await self._load_model()
+        endpoint, share = self.settings.otlp_endpoint, self.settings.otlp_share
+        self._servicer.tracer = open_tracer("verifier", self.worker_id, endpoint, share)
         engine = self.engine = Engine(loaded.runner, loaded.vocabulary.size, self._engine_settings(), tier=loaded.tier)
         self.metrics.watch(engine)
         engine.start(self._engine_ended)
+        tracer = self._servicer.tracer
         try:
             info = loaded.runner.info
             self._servicer.open_for_business(
@@ -104,6 +108,8 @@ class VerifyApp:
             await asyncio.to_thread(engine.join, STOP_TIMEOUT_S)
             if loaded.tier is not None:
                 await asyncio.to_thread(loaded.tier.blocks.close, STOP_TIMEOUT_S)
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
 
     async def drain(self) -> None:
         """Let no new session in, tell the running ones, wait for them to end, and let the draft workers go."""
@@ -140,6 +146,7 @@ class VerifyApp:
             load=self.engine.num_sessions,
             draining=self._draining,
             attributes={
+                "metrics_port": str(self.settings.metrics_port),
                 "row_classes": ",".join(map(str, info.row_classes)),
                 **describe_pool(info),
                 "prefix_reuse": str(self.settings.prefix_reuse).lower(),

@@ -33,6 +33,7 @@ from outrider.messages import (
 )
 from outrider.model.vocabulary import HasVocabulary
 from outrider.rpc import Broken, Ended, Malformed, Stream, peer_names, server_stream
+from outrider.tracing import Tracer, arriving
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
 from verify_service.engine import Engine
@@ -40,6 +41,7 @@ from verify_service.inbox import Ticket
 from verify_service.outlet import Outlet, until_end
 from verify_service.owners import Owners
 from verify_service.requests import check_hello, check_limit, check_open
+from verify_service.traces import traced
 
 SERVICE_NAME = "outrider.v1.VerifyService"
 FIRST_MESSAGE_S = 10.0
@@ -87,6 +89,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._serving: Serving | None = None
         self._draining = ""
         self._dismissed = False
+        self.tracer: Tracer | None = None
+        """Where spans go; None: nothing is traced."""
         self._tickets = count(1)
         self._num_open = 0
         self.empty = asyncio.Event()
@@ -134,7 +138,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             check_open(opened, serving.vocabulary.size, serving.context_len)
             outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
             ticket = Ticket(next(self._tickets))
-            serving.engine.post(inbox.OpenSession(ticket, opened, outlet.send))
+            send = traced(outlet.send, self.tracer, arriving(context.invocation_metadata()))
+            serving.engine.post(inbox.OpenSession(ticket, opened, send))
             self._count_open(1)
             log.info(
                 "session %s opens in %s with %d tokens", opened.session_id, opened.generation, len(opened.token_ids)

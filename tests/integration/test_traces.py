@@ -1,0 +1,147 @@
+"""Traces: the spans of one generation, made by three services and a client, at a collector that speaks OTLP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
+from opentelemetry.trace import Span as ApiSpan
+from opentelemetry.trace import use_span
+
+from outrider.errors import InvalidRequest
+from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
+from outrider.messages import SamplingParams
+from outrider.tracing import open_tracer
+from tests.integration.cluster_bench import Bench, Heard, hear
+
+SECRET = "zebra"
+
+
+@dataclass
+class Collector(pb_grpc.TraceServiceServicer):
+    """Keeps what it is sent."""
+
+    spans: list[tuple[str, Span]] = field(default_factory=list)
+    """With the name of the service that each is from."""
+    address: str = ""
+
+    async def Export(self, request: Any, context: Any) -> Any:
+        for resource in request.resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [(names["service.name"], span) for span in scope.spans]
+        return pb.ExportTraceServiceResponse()
+
+    def named(self, name: str) -> list[Span]:
+        return [span for _, span in self.spans if span.name == name]
+
+
+@pytest.fixture
+async def collector() -> AsyncIterator[Collector]:
+    made, server = Collector(), grpc.aio.server()
+    pb_grpc.add_TraceServiceServicer_to_server(made, server)
+    made.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield made
+    await server.stop(0)
+
+
+@asynccontextmanager
+async def traced(store_url: str, collector: Collector, share: float = 1.0) -> AsyncIterator[Any]:
+    """Yield the client of a cluster that sends its spans before the block ends."""
+    async with Bench(store_url) as bench:
+        settings: dict[str, Any] = {"otlp_endpoint": collector.address, "otlp_share": share}
+        verifier, _ = await bench.verifier(**settings)
+        drafter, _ = await bench.drafter(**settings)
+        orchestrator, _, client = await bench.orchestrator([verifier], [drafter], **settings)
+        yield client
+        for service in (orchestrator, drafter, verifier):
+            await service.kill()
+
+
+def ask() -> GenerationRequest:
+    return GenerationRequest(
+        TextPrompt(f"the {SECRET} sat "), max_tokens=40, sampling=SamplingParams(temperature=0.0), ignore_eos=True,
+        speculation=SpeculationChoice(gamma=3, window=6),
+    )  # fmt: skip
+
+
+def span_of_a_program(sampler: Sampler) -> ApiSpan:
+    return (
+        TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("a user's program").start_span("their own")
+    )
+
+
+def values(span: Span) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value") or "string_value") for each in span.attributes}
+
+
+async def test_spans_of_one_generation_share_one_trace_and_nest(valkey_url: str, collector: Collector) -> None:
+    own = (
+        TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False).get_tracer("a user's program").start_span("their own")
+    )
+    async with traced(valkey_url, collector, share=0.0) as client:
+        with use_span(own):
+            heard: Heard = await hear(client, ask())
+    context = own.get_span_context()
+    assert {span.trace_id for _, span in collector.spans} == {context.trace_id.to_bytes(16, "big")}
+    (generation,) = collector.named("generation")
+    assert generation.parent_span_id == context.span_id.to_bytes(8, "big")
+    rounds = {span.span_id: span for span in collector.named("round")}
+    assert {span.parent_span_id for span in rounds.values()} == {generation.span_id}
+    drafts, passes = collector.named("draft"), collector.named("verify")
+    assert len(drafts) > 3
+    assert len(passes) > 3
+    for span in (*drafts, *passes):
+        assert values(span)["outrider.epoch"] == values(rounds[span.parent_span_id])["outrider.epoch"]
+    assert {service for service, span in collector.spans if span.name == "draft"} == {"outrider-draft-worker"}
+    assert {service for service, span in collector.spans if span.name == "verify"} == {"outrider-verifier"}
+    assert {service for service, span in collector.spans if span.name == "round"} == {"outrider-orchestrator"}
+    tested = [values(span)["outrider.tokens.tested"] for span in rounds.values()]
+    assert sum(tested) == heard.finished.figures.num_tested == values(generation)["outrider.tokens.tested"]
+    assert sum(values(span)["outrider.tokens.committed"] for span in rounds.values()) == 40
+    assert all(span.end_time_unix_nano >= span.start_time_unix_nano for _, span in collector.spans)
+    assert all(name.startswith("outrider.") for _, span in collector.spans for name in values(span))
+    assert SECRET not in "".join(map(str, collector.spans))
+
+
+async def test_a_share_of_what_comes_without_a_trace_is_traced(valkey_url: str, collector: Collector) -> None:
+    async with traced(valkey_url, collector, share=0.0) as client:
+        await hear(client, ask())
+    assert collector.spans == []
+    async with traced(valkey_url, collector, share=1.0) as client:
+        await hear(client, ask())
+        await hear(client, ask())
+    assert len({span.trace_id for _, span in collector.spans}) == 2
+    assert [span.parent_span_id for span in collector.named("generation")] == [b"", b""]
+
+
+async def test_a_trace_that_is_not_sampled_makes_no_spans(valkey_url: str, collector: Collector) -> None:
+    own = (
+        TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+        .get_tracer("a user's program")
+        .start_span("their own")
+    )
+    async with traced(valkey_url, collector, share=1.0) as client:
+        with use_span(own):
+            await hear(client, ask())
+    assert collector.spans == []
+
+
+async def test_a_collector_that_is_away_costs_no_generation_anything(valkey_url: str) -> None:
+    async with traced(valkey_url, Collector(address="http://127.0.0.1:1")) as client:
+        heard: Heard = await hear(client, ask())
+    assert len(heard.token_ids) == 40
+
+
+def test_an_endpoint_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="http://host:port"):
+        open_tracer("verifier", "v", "collector:4317", 1.0)
+    assert open_tracer("verifier", "v", "", 1.0) is None
