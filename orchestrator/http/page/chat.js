@@ -48,7 +48,8 @@ async function ask(settings, text) {
   say(at("chat-status"), "Waiting for the first token …");
   const mine = calling;
   try {
-    await run(bodyOf(settings, asked), answer, (tokens) => show(tokens, view), mine.signal);
+    const onTokens = () => say(at("chat-status"), "Answering …");
+    await run(bodyOf(settings, asked), answer, view, onTokens, mine.signal);
     settle(asked, answer);
     say(at("chat-status"), `The answer is complete: ${inWords(answer)}`);
   } catch (error) {
@@ -67,12 +68,6 @@ function settle(asked, answer) {
     messages = [...asked, { role: "assistant", content: answer.text }];
     at("chat-prompt").value = "";
   }
-}
-
-function show(tokens, view) {
-  if (!tokens.length) return;
-  view.add(tokens);
-  say(at("chat-status"), "Answering …");
 }
 
 function onEnd(error, answer, mine) {

@@ -9,12 +9,12 @@ export class Cutter {
   #decoder = new TextDecoder();
 
   /**
-   * Return one piece of text for each token of a chunk; joined they are the chunk's text.
+   * Return one piece of text for each token of a chunk; joined they are the chunk's text, if it has tokens at all.
    * @param {string} text of the chunk.
    * @param {number[][]} tokens bytes of each token, or null where they are not known.
    */
   cut(text, tokens) {
-    if (!tokens.length) return text ? [text] : [];
+    if (!tokens.length) return [];
     let rest = text;
     const pieces = tokens.map((bytes) => {
       const own = bytes ? this.#decoder.decode(new Uint8Array(bytes), { stream: true }) : "";

@@ -60,7 +60,7 @@ class Lane {
     this.answer = new Answer();
     this.figures.textContent = "waiting for the first token …";
     try {
-      await run(this.body, this.answer, (tokens) => this.show(tokens), signal);
+      await run(this.body, this.answer, this.view, () => this.show(), signal);
       this.complete = true;
     } catch (error) {
       if (!(error instanceof Problem) && error.name !== "AbortError") throw error;
@@ -71,8 +71,7 @@ class Lane {
     this.foot.append(...footOf(this.answer));
   }
 
-  show(tokens) {
-    this.view.add(tokens);
+  show() {
     this.figures.textContent = this.told();
     this.bar.style.setProperty("--part", String(this.most ? this.answer.tokens.length / this.most : 0));
   }

@@ -58,25 +58,42 @@ export class Answer {
   lastMs = null;
   #cutter = new Cutter();
 
-  /** Take one event of the stream; return the tokens that it brings. */
+  /** Take one event of the stream; return the tokens that it brings, and text that belongs to the token before. */
   take(event) {
     const choice = event.choices?.[0];
-    const extra = event.outrider ?? {};
-    if (choice?.finish_reason) this.finish = choice.finish_reason;
-    if (extra.notice) this.notices.push(extra.notice);
-    if (extra.speculation_off) this.off = extra.speculation_off;
+    this.#takeEnd(choice?.finish_reason, event.outrider ?? {});
     const text = choice?.delta?.content ?? "";
     const thought = choice?.delta?.reasoning_content ?? "";
-    const told = choice?.logprobs?.content ?? [];
-    const pieces = this.#cutter.cut(thought + text, told.map((each) => each.bytes ?? null));
-    const tokens = pieces.map((piece, index) => tokenOf(piece, index, told, extra));
-    if (!tokens.length) return [];
-    this.lastMs = performance.now();
-    this.firstMs ??= this.lastMs;
     this.text += text;
     this.thoughts += thought;
+    const tokens = this.#tokensOf(choice ?? {}, thought + text);
+    if (tokens.length) {
+      this.lastMs = performance.now();
+      this.firstMs ??= this.lastMs;
+    }
     this.tokens.push(...tokens);
-    return tokens;
+    return { tokens, tail: tokens.length ? "" : thought + text };
+  }
+
+  #takeEnd(reason, { notices = [], figures = {} }) {
+    if (reason) this.finish = reason;
+    if (figures.speculation_off) this.off = figures.speculation_off;
+    this.notices.push(...notices.map((notice) => notice.text || notice.reason));
+  }
+
+  /** Return the tokens of a choice, with the text cut among them. */
+  #tokensOf({ outrider: origin = {}, logprobs }, text) {
+    const ids = origin.token_ids ?? [];
+    const told = logprobs?.content ?? [];
+    const pieces = this.#cutter.cut(text, ids.map((_, index) => told[index]?.bytes ?? null));
+    return ids.map((id, index) => ({
+      id,
+      text: pieces[index],
+      kind: origin.kinds?.[index] ?? "",
+      position: origin.start + index,
+      logprob: told[index]?.logprob ?? null,
+      top: (told[index]?.top_logprobs ?? []).map(({ token, logprob }) => ({ text: token, logprob })),
+    }));
   }
 
   /** Seconds from the request to the last token, or to now while there is none. */
@@ -98,19 +115,11 @@ export class Answer {
   }
 }
 
-function tokenOf(piece, index, told, extra) {
-  const known = told[index];
-  return {
-    text: piece,
-    id: extra.token_ids?.[index] ?? null,
-    kind: extra.kinds?.[index] ?? null,
-    position: (extra.start ?? 0) + index,
-    logprob: known?.logprob ?? null,
-    top: (known?.top_logprobs ?? []).map(({ token, logprob }) => ({ text: token, logprob })),
-  };
-}
-
-/** Ask, and hand over what comes; returns once the answer is complete. */
-export async function run(body, answer, onTokens, signal) {
-  for await (const event of stream("v1/chat/completions", { body, signal })) onTokens(answer.take(event), answer);
+/** Ask, and show what comes in a view; returns once the answer is complete. */
+export async function run(body, answer, view, onTokens, signal) {
+  for await (const event of stream("v1/chat/completions", { body, signal })) {
+    const { tokens, tail } = answer.take(event);
+    view.add(tokens, tail);
+    if (tokens.length) onTokens();
+  }
 }

@@ -25,8 +25,13 @@ export class TokenView {
     this.list.addEventListener("focus", () => this.#show(Math.max(0, this.#active)));
   }
 
-  /** Add the tokens of a chunk; each is {id, text, kind, position, logprob, top}. */
-  add(tokens) {
+  /** Add the tokens of a chunk, each {id, text, kind, position, logprob, top}; a tail belongs to the last one. */
+  add(tokens, tail = "") {
+    const last = this.#tokens.at(-1);
+    if (tail && last) {
+      last.text += tail;
+      this.list.lastElementChild.replaceWith(this.#element(last, this.#tokens.length - 1));
+    }
     this.list.append(...tokens.map((token, index) => this.#element(token, this.#tokens.length + index)));
     this.#tokens.push(...tokens);
     this.list.hidden = !this.#tokens.length;
