@@ -12,7 +12,7 @@ ARGS   ?=
 # Test files that run side by side.
 JOBS   ?= 2
 
-PACKAGES := outrider draft_service verify_service orchestrator benchmarks tests
+PACKAGES := outrider draft_service verify_service orchestrator simulator benchmarks tests
 PROTOS   := $(wildcard protos/outrider/v1/*.proto)
 
 # Services use one thread each unless told otherwise; a test run is not the place for gRPC's chatter or for a model hub.

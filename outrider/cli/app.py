@@ -40,6 +40,7 @@ app.command("outrider.cli.drafters:app", name="drafters", help="Make, measure an
 app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate drafter on sessions that are over.")
 app.command("outrider.cli.replay:replay", help="Run records of the flight recorder again, and compare.")
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
+app.command("simulator.command:app", name="simulate", help="Run a cluster in simulated time, before there is one.")
 console = Console(highlight=False)
 
 MOST_WAIT_S = 86_400
