@@ -34,9 +34,19 @@ PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
 SERVICES = ("outrider", "orchestrator", "verify_service", "draft_service")
 SETTINGS = (OrchestratorSettings, VerifySettings, DraftSettings)
 METRIC = re.compile(r'(outrider_[a-z0-9_]+)(?:\{([a-z]+)="([a-z_]+)"\})?')
-FOREIGN = ("outrider ", "python ", "INFO persistence", "SLOWLOG ", "CONFIG ", "min-replicas-to-write ")
+FOREIGN = (
+    "outrider ",
+    "python ",
+    "redis-check-aof ",
+    "INFO persistence",
+    "SLOWLOG ",
+    "CONFIG ",
+    "min-replicas-to-write ",
+)
 """What commands, ours and a server's, begin with: they are no lines of a log."""
 HEALTH = {"NOT_SERVING"}
+COMMANDS = {"BGREWRITEAOF"}
+"""Of the server of the store."""
 GAP = "…"
 
 
@@ -159,7 +169,7 @@ def test_a_sentence_that_nobody_says_or_says_at_another_level_is_noticed() -> No
 
 def test_every_name_in_capitals_is_a_setting_a_status_or_a_reason() -> None:
     settings = {name.upper() for each in SETTINGS for name in each.model_fields}
-    statuses = {code.name for code in Code} | HEALTH
+    statuses = {code.name for code in Code} | HEALTH | COMMANDS
     names = set(re.findall(r"(?<![A-Z_])[A-Z]+(?:_[A-Z]+)+(?![A-Z_])", PAGE)) | set(
         re.findall(r"`([A-Z_]+[A-Z])`", PAGE)
     )
