@@ -16,6 +16,9 @@ from orchestrator.breakers import Breakers
 from orchestrator.channels import Channels
 from orchestrator.config import OrchestratorSettings
 from orchestrator.flight.keeping import Flights
+from orchestrator.http.front import Front
+from orchestrator.http.served import served as served_as
+from orchestrator.http.server import HttpServer
 from orchestrator.job import Tools
 from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
@@ -44,6 +47,8 @@ from outrider.v1 import generation_pb2_grpc
 
 WATCH_S = 0.5
 """How often it is looked whether there are verifiers."""
+LAST_RESPONSES_S = 1.0
+"""How long HTTP responses may take to tell their clients how the generation ended."""
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +74,10 @@ class OrchestratorApp:
         self.sessions: Sessions | None = None
         self.watch: PolicyWatch | None = None
         self._servicer = GenerationServicer()
-        self._draining = False
+        self._draining = self._serving = False
+        self._front = Front(self.metrics.registry, self.why_not, settings.http_limits())
+        self.http = HttpServer(self._front, served) if settings.http_listen else None
+        """The HTTP door; None: there is none."""
 
     async def start(self) -> None:
         """Listen; health is NOT_SERVING, and requests are refused until `run` has loaded the tokenizer."""
@@ -77,6 +85,16 @@ class OrchestratorApp:
         self.address = await self.server.start(self.settings.listen, [SERVICE_NAME])
         self.advertised = await advertised(self.settings.advertise, self.address, self.settings.store_url)
         log.info("orchestrator %s listens on %s", self.worker_id, self.address)
+        if self.http is not None:
+            await self.http.start(self.settings.http_listen)
+
+    def why_not(self) -> str:
+        """Say why no requests are served now; empty: they are."""
+        if self._draining:
+            return "the orchestrator is stopping"
+        if self.sessions is None:
+            return "the orchestrator is starting"
+        return "" if self._serving else f"no verifier of {self.settings.model} can be reached"
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -85,8 +103,10 @@ class OrchestratorApp:
             OutriderError: the model's tokenizer cannot be loaded, or no store can be started.
         """
         settings = self.settings
-        language = await asyncio.to_thread(load_language, settings.model)
         async with AsyncExitStack() as exits:
+            if self.http is not None:
+                exits.push_async_callback(self.http.stop)
+            language = await asyncio.to_thread(load_language, settings.model)
             url = settings.store_url
             if not url:
                 url = (await exits.enter_async_context(EmbeddedServer())).url
@@ -110,8 +130,7 @@ class OrchestratorApp:
             await self.watch.look()
             quotas = Quotas(Usage(client, place_ttl_s=settings.key_place_ttl_s), self.metrics.refused)
             desk = Desk(self.sessions, await self._access(client), quotas, self.metrics.refusing)
-            self._servicer.open_for_business(desk)
-            self.ready.set()
+            await self._open_for_business(desk, language)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(placement, settings.model))
                 tasks.create_task(self._announce(registry, language))
@@ -122,6 +141,12 @@ class OrchestratorApp:
                     rebalancer = Rebalancer(placement, self.sessions.movable, settings.rebalance_s)
                     tasks.create_task(rebalancer.run())
 
+    async def _open_for_business(self, desk: Desk, language: Language) -> None:
+        self._servicer.open_for_business(desk)
+        if self.http is not None:
+            self._front.open(desk, await asyncio.to_thread(served_as, language, self.settings.http_markers))
+        self.ready.set()
+
     async def drain(self) -> None:
         """Take nothing new, let what runs end for a while, then send the clients of the rest elsewhere."""
         self._draining = True
@@ -129,6 +154,8 @@ class OrchestratorApp:
         patience_s = settings.grace_s / 2 if settings.hand_over_after_s is None else settings.hand_over_after_s
         if self.sessions is not None:
             await self.sessions.drain(patience_s)
+        if self.http is not None:
+            await self.http.stop(LAST_RESPONSES_S)
 
     def _placement(self, source: WorkerSource, channels: Channels, language: Language) -> Placement:
         lot = random.Random(self.settings.placement_seed)
@@ -162,17 +189,16 @@ class OrchestratorApp:
 
     async def _watch(self, placement: Placement, model: str) -> None:
         """Keep health at whether there is a verifier."""
-        serving = False
         while True:
             try:
                 found = bool(await placement.verifiers(model))
             except StoreUnavailable as error:
                 log.warning("the registry cannot be read: %s", error)
                 found = False
-            if found != serving:
+            if found != self._serving:
                 log.info("%s verifier of %s can be reached", "a" if found else "no", model)
-                serving = found
-                await self.server.set_serving(serving)
+                self._serving = found
+                await self.server.set_serving(found)
             await asyncio.sleep(WATCH_S)
 
     def _describe(self, language: Language) -> WorkerDescription:

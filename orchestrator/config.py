@@ -6,11 +6,12 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from orchestrator.flight.keeping import FlightSettings
+from orchestrator.http.limits import HttpLimits, Markers
 from orchestrator.job import Settings
 from orchestrator.requests import Defaults
 from orchestrator.tuning import Limits
 from outrider.certificates import TlsFiles, TlsMaterial
-from outrider.config import ServiceSettings
+from outrider.config import NameList, ServiceSettings
 from outrider.ids import Mode
 from outrider.messages import Speculation
 from outrider.model.names import DEFAULT_MODEL
@@ -61,6 +62,24 @@ class OrchestratorSettings(ServiceSettings):
     """How long a generation counts against its key's limits after its orchestrator is gone."""
     max_request_bytes: int = Field(default=16 << 20, ge=1 << 16, le=64 << 20)
     """Largest message of a client, and largest answer; four characters of a prompt may take up to 16 bytes."""
+    http_listen: str = ""
+    """Where to serve OpenAI's API over HTTP: host:port (port 0 takes a free one) or unix:path; empty: nowhere."""
+    http_markers: Markers = "auto"
+    """How answers mark thoughts and calls of tools: as in the model's chat template, or fixed; none: all is content."""
+    http_cors_origins: NameList = ()
+    """Origins, comma-separated, whose pages browsers let call the HTTP API; "*": all of them."""
+    http_max_body_bytes: int = Field(default=8 << 20, ge=1 << 10, le=64 << 20)
+    """Largest body of an HTTP request."""
+    http_max_head_bytes: int = Field(default=32 << 10, ge=1 << 10, le=1 << 20)
+    """Largest request line and headers of an HTTP request together."""
+    http_max_connections: int = Field(default=4096, ge=1)
+    """HTTP connections at once; more are closed unheard."""
+    http_read_timeout_s: float = Field(default=20.0, gt=0)
+    """How long the head of an HTTP request may take to arrive, and its body."""
+    http_keep_alive_s: float = Field(default=75.0, ge=1)
+    """How long an HTTP connection may wait for its next request."""
+    http_stall_timeout_s: float = Field(default=120.0, gt=0)
+    """How long an HTTP client may refuse to read a response, before its connection is closed."""
     max_sessions: int = Field(default=256, ge=1)
     """Generations at once; more are refused with a delay."""
     default_max_tokens: int = Field(default=0, ge=0)
@@ -187,6 +206,18 @@ class OrchestratorSettings(ServiceSettings):
     def flights(self) -> FlightSettings:
         """Return what concerns the flight recorder."""
         return FlightSettings(self.flight_events, self.flight_folder, self.flight_tokens, self.flight_files)
+
+    def http_limits(self) -> HttpLimits:
+        """Return what HTTP clients may ask of the server itself."""
+        return HttpLimits(
+            self.http_max_body_bytes,
+            self.http_max_head_bytes,
+            self.http_max_connections,
+            self.http_read_timeout_s,
+            self.http_keep_alive_s,
+            self.http_stall_timeout_s,
+            self.http_cors_origins,
+        )
 
     def serve_tls(self) -> TlsMaterial | None:
         """Read the files of TLS with clients; None: it is off.

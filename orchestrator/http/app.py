@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from orchestrator.http import errors, health, live
+from orchestrator.http import answering, errors, health, live
 from orchestrator.http.front import Front
 from orchestrator.http.static import Page
 
@@ -26,6 +26,7 @@ def make_app(front: Front) -> FastAPI:
     app.state.front, app.state.live = front, live.Live(front)
     errors.install(app)
     app.include_router(health.router)
+    app.include_router(answering.router)
     app.include_router(live.router)
     if PAGE.is_dir():
         app.mount("/", Page(directory=PAGE, html=True), name="page")

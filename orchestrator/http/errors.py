@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,9 @@ TYPES = {
 }
 """OpenAI's `type` of a status; others are "server_error", or "invalid_request_error" below 500."""
 
+CODES = {400: "bad_body", 404: "unknown_url", 405: "method_not_allowed", 408: "body_too_slow", 413: "body_too_large"}
+"""OpenAI's `code` of errors that are HTTP's own."""
+
 PARAMS = {
     "text": "prompt",
     "token_ids": "prompt",
@@ -68,6 +72,9 @@ PARAMS = {
     "prediction.text": "prediction.content",
 }
 """First parts of the names of gRPC's fields, and what the same are called here; "sampling." is left out."""
+
+_LABEL = re.compile(r"^(str|int|float|bool|none)$|[\[\]()\-]|^[A-Z]")
+"""What the place of an error has for the members of a union; a field's name never looks like that."""
 
 _UNAVAILABLE_RETRY_S = 1.0
 
@@ -158,17 +165,19 @@ def invalid(error: RequestValidationError) -> InvalidRequest:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return InvalidRequest("body", f"character {first['loc'][-1]}", f"JSON ({first['ctx']['error']})")
-    place = [part for part in first["loc"][1:] if not (isinstance(part, str) and ("[" in part or "-" in part))]
+    place = [part for part in first["loc"][1:] if not (isinstance(part, str) and _LABEL.search(part))]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    allowed = str(first["msg"]).removeprefix("Value error, ")
-    return InvalidRequest(field or "body", first.get("input"), allowed)
+    allowed = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    return InvalidRequest(field or "body", "nothing" if first["type"] == "missing" else first.get("input"), allowed)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
-    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    message = f"{error.detail}: {request.method} {request.url.path}"
+    code = CODES.get(error.status_code)
+    message = (
+        f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else error.detail
+    )
     return JSONResponse(body_of(error.status_code, message, None, code), error.status_code, error.headers)
 
 

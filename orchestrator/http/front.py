@@ -1,7 +1,7 @@
 """What every HTTP request is answered with, and the dependencies by which routes reach it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
@@ -9,30 +9,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CollectorRegistry
 
 from orchestrator.access import Caller
+from orchestrator.http.limits import HttpLimits
+from orchestrator.http.served import Served
 from orchestrator.servicer import Desk
 from outrider.errors import Unavailable
-
-KIB = 1 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """What a client may ask of the HTTP server itself."""
-
-    max_body_bytes: int = 8 << 20
-    """Largest body of a request."""
-    max_head_bytes: int = 32 * KIB
-    """Largest request line and headers together."""
-    max_connections: int = 4096
-    """Connections at once; more are closed unheard."""
-    read_timeout_s: float = 20.0
-    """How long a request's head may take to arrive, and its body."""
-    keep_alive_s: float = 75.0
-    """How long a connection may wait for its next request."""
-    stall_timeout_s: float = 120.0
-    """How long a client may refuse to read, before its connection is closed."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins whose pages browsers let call this server; "*": all of them."""
+from outrider.tracing import arriving
 
 
 @dataclass(slots=True)
@@ -43,8 +24,19 @@ class Front:
     """What /metrics shows."""
     why_not: Callable[[], str]
     """Says why requests cannot be served now; empty: they can."""
-    limits: HttpLimits = HttpLimits()
+    limits: HttpLimits = field(default_factory=HttpLimits)
     desk: Desk | None = None
+    known: Served | None = None
+    """The served model; set together with the desk."""
+
+    def open(self, desk: Desk, known: Served) -> None:
+        """Take requests from now on.
+
+        Args:
+            desk: what they are answered with.
+            known: the served model.
+        """
+        self.desk, self.known = desk, known
 
     @property
     def open_desk(self) -> Desk:
@@ -56,6 +48,17 @@ class Front:
         if self.desk is None:
             raise Unavailable("the orchestrator is starting")
         return self.desk
+
+    @property
+    def served(self) -> Served:
+        """The served model.
+
+        Raises:
+            Unavailable: its tokenizer is not loaded yet.
+        """
+        if self.known is None:
+            raise Unavailable("the orchestrator is starting")
+        return self.known
 
 
 _bearer = HTTPBearer(auto_error=False, description="An API key, where keys are required.")
@@ -76,6 +79,7 @@ async def calling(
         Unauthenticated: no key, or one that is not valid.
         Unavailable: the orchestrator is starting.
     """
+    arriving(request.headers.items())
     return await front_of(request).open_desk.access.caller(request.headers.items())
 
 

@@ -1,0 +1,289 @@
+"""The bodies of requests, as OpenAI's API has them, with vLLM's further fields and ours.
+
+Only shapes are checked here; ranges are checked where gRPC's requests are (`outrider.codec`), so that both doors refuse
+the same. What is known and not listed here is in `IGNORED` and `REFUSED`; anything else is refused as unknown.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+MAX_ANSWERS = 128
+"""Most generations of one request: prompts times samples."""
+INT64 = 2**63
+
+Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Ids = list[Id]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Seed = Annotated[StrictInt, Field(ge=-INT64, lt=2 * INT64)]
+
+IGNORED: Mapping[str, str] = {
+    "user": "names the end user for others",
+    "safety_identifier": "names the end user for others",
+    "metadata": "labels for a store of answers that is not kept here",
+    "store": "answers are not kept for later; sessions are",
+    "service_tier": "there is one",
+    "prompt_cache_key": "the KV of equal beginnings is reused by itself",
+    "prompt_cache_retention": "the KV of equal beginnings is reused by itself",
+    "spaces_between_special_tokens": "special tokens are written as the tokenizer writes them",
+}
+"""Fields that change nothing here, and why."""
+
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((), "text alone is generated"),
+    "modalities": ((["text"],), "text alone is generated"),
+    "functions": ((), "deprecated; use tools"),
+    "function_call": ((), "deprecated; use tool_choice"),
+    "web_search_options": ((), "nothing is searched for"),
+    "reasoning_effort": ((), "use chat_template_kwargs, where the model's template has such a variable"),
+    "verbosity": (("medium",), "say it in the prompt"),
+    "suffix": (("",), "text is continued, not filled in"),
+    "use_beam_search": ((False,), "answers are sampled"),
+    "length_penalty": ((1, 1.0), "answers are sampled"),
+    "early_stopping": ((False,), "answers are sampled"),
+    "bad_words": (([],), "use logit_bias, by token id"),
+    "include_stop_str_in_output": ((False,), "a stop string is not part of the text"),
+    "truncate_prompt_tokens": ((), "shorten the prompt before it is sent"),
+    "documents": (([],), "write them into messages"),
+    "best_of": ((1,), "use n; what came out best is for the client to choose"),
+    "guided_decoding_backend": ((), "there is one"),
+    "guided_whitespace_pattern": ((), "a grammar can say it"),
+    "mm_processor_kwargs": ((), "text alone is read"),
+}
+"""Fields that would change the answer and are not supported: values that mean nothing, and what to do instead."""
+
+
+def _with_known(schema: dict[str, Any]) -> None:
+    """Show in the schema that nothing else is taken, and what is taken and ignored."""
+    schema["additionalProperties"] = False
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        properties.update({name: {"description": f"Ignored: {why}."} for name, why in IGNORED.items()})
+
+
+class Strict(BaseModel):
+    """An object without further fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Loose(BaseModel):
+    """An object whose further fields mean nothing here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StreamOptions(Strict):
+    """How a stream is told."""
+
+    include_usage: StrictBool = False
+    """Whether a last chunk without choices brings the usage of the whole request."""
+    include_obfuscation: StrictBool = False
+    """Ignored."""
+
+
+class OutriderOptions(Strict):
+    """What only Outrider knows."""
+
+    drafter: StrictStr = ""
+    """Kind of drafter, or label of draft workers; empty: any."""
+    mode: Literal["auto", "greedy", "coupled", "rejection", "block"] = "auto"
+    """How drafts are verified."""
+    off: StrictBool = False
+    """Decode without drafts."""
+    gamma: StrictInt | None = None
+    """Tokens per proposal; unset: measured."""
+    restart_gamma: StrictInt | None = None
+    """Tokens of the first proposal after a rollback; unset: measured."""
+    window: StrictInt | None = None
+    """Most tokens the drafter may be ahead; needs gamma."""
+    max_gamma: StrictInt | None = None
+    """Most tokens per proposal where gamma is measured."""
+    session_id: StrictStr = ""
+    """Session to continue: the input is appended to its log. Empty: a new one."""
+    request_id: Annotated[StrictStr, Field(max_length=64)] = ""
+    """The client's own name for this request, by which a repeat of a turn is known."""
+    return_token_origin: StrictBool = False
+    """Whether chunks say of each token its id, its text and where it came from."""
+    processed_logprobs: StrictBool = False
+    """Whether log-probabilities are of what was sampled from, instead of the model's own."""
+    priority: StrictInt = 0
+    """Who goes first where places are scarce, -8 .. 8; higher first."""
+    max_wait_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+    """Longest wait for a place; unset: the server's."""
+    parse_special_tokens: StrictBool = False
+    """Whether special tokens written in messages are taken as such, instead of as plain text."""
+
+
+class StructuredOutputs(Strict):
+    """What the whole answer must match; exactly one is set."""
+
+    json_: Annotated[dict[str, Any] | StrictStr | None, Field(alias="json")] = None
+    """A JSON schema."""
+    regex: StrictStr | None = None
+    choice: list[StrictStr] | None = None
+    grammar: StrictStr | None = None
+    """In Lark's dialect of EBNF, from the rule `start`."""
+    json_object: StrictBool | None = None
+    """Any JSON object."""
+
+
+class Sampled(BaseModel):
+    """What chat and completion requests have in common."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_with_known)
+
+    model: StrictStr = ""
+    """Name of the model; empty: the served one."""
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    """Answers to give; with a seed each is repeatable by itself."""
+    max_tokens: Count | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    seed: Seed | None = None
+    stop: StrictStr | list[StrictStr] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
+    """By token id."""
+
+    top_k: StrictInt | None = None
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Count | None = None
+    ignore_eos: StrictBool = False
+    stop_token_ids: Ids | None = None
+    allowed_token_ids: Ids | None = None
+    prompt_logprobs: StrictInt | None = None
+    """Likeliest tokens to report with each log-probability of the prompt; -1 or unset: none."""
+    skip_special_tokens: StrictBool = True
+    guided_json: dict[str, Any] | StrictStr | None = None
+    guided_regex: StrictStr | None = None
+    guided_choice: list[StrictStr] | None = None
+    guided_grammar: StrictStr | None = None
+    structured_outputs: StructuredOutputs | None = None
+    outrider: OutriderOptions = OutriderOptions()
+
+
+class Part(Loose):
+    """A part of a message."""
+
+    type: StrictStr
+    text: StrictStr | None = None
+
+
+Content = StrictStr | list[Part]
+
+
+class CalledFunction(Loose):
+    """The function that a call names."""
+
+    name: StrictStr
+    arguments: StrictStr = ""
+
+
+class Call(Loose):
+    """A call that the assistant made."""
+
+    id: StrictStr = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Loose):
+    """One message of a conversation."""
+
+    role: StrictStr
+    content: Content | None = None
+    name: StrictStr | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: StrictStr | None = None
+    reasoning_content: StrictStr | None = None
+    """What the assistant thought before it spoke."""
+
+
+class Function(Loose):
+    """A function that the model may call."""
+
+    name: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: StrictBool | None = None
+
+
+class Tool(Loose):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(Loose):
+    """The name of a function."""
+
+    name: StrictStr
+
+
+class ToolChoice(Loose):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(Loose):
+    """A named JSON schema."""
+
+    name: StrictStr | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(Loose):
+    """What the answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Strict):
+    """What the answer is expected to be."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class ChatRequest(Sampled):
+    """Body of a chat completion."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+    prediction: Prediction | None = None
+    chat_template: StrictStr | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool = False
+    include_reasoning: StrictBool = True
+    """Whether what the model thinks is told apart from its answer; if not, it is left out."""
+
+
+class CompletionRequest(Sampled):
+    """Body of a completion."""
+
+    prompt: StrictStr | list[StrictStr] | Ids | list[Ids]
+    echo: StrictBool | None = None
+    logprobs: StrictInt | None = None
+    """Likeliest tokens to report with each token's log-probability."""
+    prediction: Prediction | None = None
