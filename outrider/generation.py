@@ -181,15 +181,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of the whole prompt under the model itself; told once, before the first chunk.
+    """Log-probabilities of the whole prompt under the model itself; told in parts, before the first chunk.
 
-    A resumed stream tells them again, unless its generation is over.
+    Earlier turns are included. A resumed stream tells them again, unless its generation is over.
     """
 
+    start: int
+    """Absolute position of the first token; the first part's is 0, the next one's where the last one ended."""
     token_ids: tuple[int, ...]
-    """From position 0 on, earlier turns included."""
     logprobs: tuple[TokenLogprobs | None, ...]
-    """One per token; None for the first, which follows nothing."""
+    """One per token; None for the one at position 0, which follows nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,10 +300,12 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of the prompt under the model itself; sent once, before the first verdict that has tokens."""
+    """Log-probabilities of the prompt under the model itself; sent in parts, before the first verdict with tokens."""
 
+    start: int
+    """Absolute position of the first token, >= 1: the one at position 0 follows nothing, and has none."""
     logprobs: tuple[TokenLogprobs, ...]
-    """Of the tokens at positions 1 .. prompt_len - 1: the one at position 0 follows nothing, and has none."""
+    """Of the tokens from there on; the last part ends at the prompt's end. Empty only for a prompt of one token."""
 
 
 DecodeResponseMessage = Verdict | Draining | Preparing | PromptScores

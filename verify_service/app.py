@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 
 from outrider.errors import Internal, OutriderError, StoreUnavailable
+from outrider.grammar import Grammars
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.model.kv_gauges import describe_pool
@@ -92,9 +93,10 @@ class VerifyApp:
         engine.start(self._engine_ended)
         tracer = self._servicer.tracer
         try:
-            info = loaded.runner.info
+            info, size = loaded.runner.info, loaded.vocabulary.size
+            grammars = Grammars(loaded.tokenizer, size) if loaded.tokenizer is not None else None
             self._servicer.open_for_business(
-                Serving(engine, loaded.vocabulary, info.context_len, self.describe, loaded.tokenizer)
+                Serving(engine, loaded.vocabulary, info.context_len, self.describe, loaded.tokenizer, grammars)
             )
             await self.server.set_serving(not self._draining)
             self.ready.set()

@@ -57,6 +57,10 @@ class Driver:
     def make_ready(self, session: Session) -> None:
         """The session's KV is complete: its patience may run."""
         self.touched[session.ticket] = session
+        if session.scoring is not None:
+            scoring, session.scoring = session.scoring, None
+            for part in scoring.parts():
+                session.send(part)
         timer, session.timer = session.timer, None
         if timer is not None:
             self.start_timer(session, timer)

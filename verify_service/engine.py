@@ -234,7 +234,7 @@ class Engine:
     def _open(self, event: OpenSession) -> None:
         self.audit.give_up()
         trees = self._runner.info.trees
-        session = Session(event.ticket, event.opened, event.send, self._vocab_len, trees=trees)
+        session = Session(event.ticket, event.opened, event.send, self._vocab_len, trees=trees, grammar=event.grammar)
         try:
             admitted = self._roster.enter(session)
         except OutriderError as error:
@@ -322,7 +322,7 @@ class Engine:
         for session in admitted:
             if session.ready:
                 self._driver.make_ready(session)
-            elif self.restorer is not None:
+            elif self.restorer is not None and session.scoring is None:
                 self.restorer.begin(session)
 
     def _restore(self, event: BlocksArrived | BlocksMissing) -> None:

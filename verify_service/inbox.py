@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from outrider.errors import OutriderError
+from outrider.history import GrammarState
 from outrider.ids import SessionId
 from outrider.messages import (
     DecodeAttach,
@@ -36,6 +37,8 @@ class OpenSession:
     ticket: Ticket
     opened: DecodeOpen
     send: DecodeSend
+    grammar: GrammarState | None = None
+    """Where its output stands in its grammar, if it has one; the session's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.errors import InvalidRequest
+from outrider.history import History
 from outrider.ids import Mode
 from outrider.messages import TokenLogprobs
 from outrider.noise import Purpose, derive_key, word64
-from outrider.sampling import UNSOUND, draw_from_counts, target_rows
+from outrider.sampling import UNSOUND, draw_from_counts, processed_logits, target_rows
 from outrider.verification import KeyedDraws
 from outrider.verification.tree import num_tree_mismatches
 from verify_service.branches import judge_branches
 from verify_service.events import Judged, Test
+from verify_service.scoring import token_logprobs
 from verify_service.sessions import Session
 
 
@@ -59,32 +62,59 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
     committed = [*test.accepted(judged), *([] if judged.drawn is None else [judged.drawn])]
     if session.opened.num_logprobs >= 0:
         own = rows[: len(committed)] if tree is None else rows[[0, *(node + 1 for node in judged.path)]]
-        session.logprobs += token_logprobs(own[:, : session.vocab_len], committed, session.opened.num_logprobs)
+        session.logprobs += _logprobs(session, own, committed)
     if session.history is not None:
-        session.history.advance(committed)
+        _advance(session, session.history, committed)
     return judged
+
+
+def _logprobs(session: Session, rows: Tensor, committed: list[int]) -> list[TokenLogprobs]:
+    """Return log-probabilities of tokens that are about to be committed, under the law that was asked for."""
+    opened, rows = session.opened, rows[:, : session.vocab_len]
+    if opened.processed_logprobs:
+        rows = processed_logits(rows, opened.sampling, session.vocab_len, session.history, committed)
+    return token_logprobs(rows, committed, opened.num_logprobs)
+
+
+def _advance(session: Session, history: History, committed: list[int]) -> None:
+    """Note what is committed.
+
+    Raises:
+        InvalidRequest: the request leaves no token at some position: the grammar wants one that is banned, or has
+            become too complex to go on.
+    """
+    history.advance(committed)
+    if history.grammar is not None and history.grammar.is_broken:
+        where = (
+            f"no token that the grammar allows can follow {history.num_output - len(committed)} tokens or a few more"
+        )
+        allowed = "bans that leave every text of the grammar a way to its end, and a grammar that is not too complex"
+        raise InvalidRequest("sampling.grammar", where, allowed)
 
 
 def _decide(session: Session, test: Test, rows: Tensor) -> Judged:
     tokens, draws = test.token_ids, KeyedDraws(session.opened.key, test.epoch)
     if not tokens:
-        return Judged(0, 0, session.rule.draw(_prepared(session, rows[:1])[0], draws, test.base_len))
-    if session.opened.mode is Mode.BLOCK or session.history is not None:
-        prepared = _prepared(session, rows[: len(tokens)], tokens)
+        return Judged(0, 0, session.rule.draw(_prepared(session, rows[:1], session.history)[0], draws, test.base_len))
+    if session.opened.mode is Mode.BLOCK:
+        prepared = _prepared(session, rows[: len(tokens)], session.history, tokens)
         judgement = session.rule.judge(prepared, tokens, test.rows, test.base_len, draws)
         return Judged(judgement.num_accepted, judgement.num_tested, judgement.replacement)
     # Preparing a row of a large vocabulary costs up to a millisecond: those behind a rejection are spared it.
+    later = session.history.after(()) if session.history is not None else None
     for index, token in enumerate(tokens):
-        row, draft_row = _prepared(session, rows[index : index + 1]), test.rows[index : index + 1]
+        row, draft_row = _prepared(session, rows[index : index + 1], later), test.rows[index : index + 1]
         judgement = session.rule.judge(row, (token,), draft_row, test.base_len + index, draws)
         if judgement.replacement is not None:
             return Judged(index, index + 1, judgement.replacement)
+        if later is not None:
+            later.advance((token,))
     return Judged(len(tokens), len(tokens), None)
 
 
-def _prepared(session: Session, rows: Tensor, run: Sequence[int] = ()) -> Tensor:
+def _prepared(session: Session, rows: Tensor, history: History | None, run: Sequence[int] = ()) -> Tensor:
     opened = session.opened
-    return target_rows(rows, opened.mode, opened.sampling, session.vocab_len, session.history, run)
+    return target_rows(rows, opened.mode, opened.sampling, session.vocab_len, history, run)
 
 
 def _compare(test: Test, likeliest: list[int]) -> Judged:
@@ -117,28 +147,3 @@ def num_row_mismatches(session: Session, test: Test) -> int:
         for position, row in enumerate(test.rows, test.base_len)
     )
     return sum(token != own for token, own in zip(test.token_ids, drawn, strict=True))
-
-
-def token_logprobs(rows: Tensor, tokens: list[int], num_top: int) -> list[TokenLogprobs]:
-    """Return log-probabilities under the model itself: before bias, penalties, temperature and filters.
-
-    Args:
-        rows: [num_tokens, vocab] raw logits, cut to the tokenizer's vocabulary.
-        tokens: the token each row was for, [num_tokens].
-        num_top: how many of the likeliest tokens to list, >= 0; of equal ones the lowest id comes first.
-    """
-    if not tokens:
-        return []
-    logs = torch.log_softmax(rows, dim=-1)
-    own = logs.gather(1, torch.tensor(tokens, device=logs.device).unsqueeze(1)).squeeze(1).tolist()
-    tops = [_likeliest(row, min(num_top, len(row))) for row in logs]
-    return [TokenLogprobs(value, top) for value, top in zip(own, tops, strict=True)]
-
-
-def _likeliest(row: Tensor, num: int) -> tuple[tuple[int, float], ...]:
-    """Return (id, value) of the `num` largest values, largest first, equal ones by lowest id."""
-    if num == 0:
-        return ()
-    candidates = torch.nonzero(row >= torch.topk(row, num).values[-1]).squeeze(1)
-    order = torch.sort(row[candidates], descending=True, stable=True)
-    return tuple(zip(candidates[order.indices[:num]].tolist(), order.values[:num].tolist(), strict=True))

@@ -83,14 +83,22 @@ class Passes:
                 session.fresh = Fresh(session.chain.epoch, work.start, rows.hidden)
             if work.test is not None:
                 self.driver.judge(session, work.test, rows.logits if rows.best is None else rows.best)
-            elif work.feed.slot.length == session.chain.kv_len:
-                session.filling = False
-                self.driver.make_ready(session)
+            else:
+                self._filled(work, rows)
             self.driver.tell_features(session)
             self._check(session, work)
             self.residence.commit(session)
         except Exception as error:
             self.driver.fail(session, error)
+
+    def _filled(self, work: Work, rows: Rows) -> None:
+        """Note a stretch of KV that is there now."""
+        session = work.session
+        if session.scoring is not None:
+            session.scoring.take(work.start, rows.logits)
+        if work.feed.slot.length == session.chain.kv_len:
+            session.filling = False
+            self.driver.make_ready(session)
 
     def _check(self, session: Session, work: Work) -> None:
         length, expected = work.feed.slot.length, session.chain.kv_len

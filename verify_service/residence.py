@@ -52,7 +52,7 @@ class Residence:
         if slot is None or not session.filling:
             return 0
         start, reused = slot.length, 0
-        if self.prefix_reuse:
+        if self.prefix_reuse and session.scoring is None:
             reused = slot.match(session.chain.tokens[start:end], session.classes(end)[start:])
         session.filling = slot.length < end
         return reused

@@ -103,7 +103,9 @@ class Scheduler:
 
     def _is_under_way(self, session: Session, first: int, last: int, works: list[Work]) -> bool:
         """Whether another session computes this very block in this pass, so that it can be taken over afterwards."""
-        if not self._residence.prefix_reuse or first % BLOCK_LEN or last - first < BLOCK_LEN:
+        if not self._residence.prefix_reuse or session.scoring is not None:
+            return False
+        if first % BLOCK_LEN or last - first < BLOCK_LEN:
             return False
         return any(work.start == first and self._is_alike(session, work.session, last) for work in works)
 
@@ -140,10 +142,10 @@ class Scheduler:
         return Work(session, feed, test, slot.length)
 
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:
-        hidden = self._driver.workers.wants_features(session.chain.worker_id)
+        hidden, scored = self._driver.workers.wants_features(session.chain.worker_id), session.scoring is not None
         token_ids = tuple(session.chain.tokens[first:last])
-        rows = len(token_ids) if hidden else 0
-        feed = Feed(_slot_of(session), token_ids, token_class, rows, hidden, hidden_only=hidden)
+        rows = len(token_ids) if hidden or scored else 0
+        feed = Feed(_slot_of(session), token_ids, token_class, rows, hidden, hidden_only=hidden and not scored)
         return Work(session, feed, None, first)
 
     def _make_room(self, session: Session, num_tokens: int, works: list[Work]) -> bool:

@@ -15,7 +15,9 @@ from outrider.codec.decode import decode_request_from_proto, decode_response_to_
 from outrider.codec.propose import propose_request_from_proto, propose_response_to_proto
 from outrider.codec.tokens import token_map_to_proto
 from outrider.codec.types import description_to_proto
-from outrider.errors import Cancelled, DeadlineExceeded, OutriderError, ProtocolError, Unavailable
+from outrider.errors import Cancelled, DeadlineExceeded, InvalidRequest, OutriderError, ProtocolError, Unavailable
+from outrider.grammar import Grammars
+from outrider.history import GrammarState
 from outrider.ids import SessionId
 from outrider.messages import (
     DecodeAttach,
@@ -70,6 +72,8 @@ class Serving:
     describe: Callable[[], WorkerDescription]
     tokenizer: HasVocabulary | None = None
     """Whose map is told to those who ask."""
+    grammars: Grammars | None = None
+    """Compiles requests' grammars; None: there are none."""
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -136,10 +140,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         ) as stream:
             opened = await self._first(stream, DecodeOpen)
             check_open(opened, serving.vocabulary.size, serving.context_len)
+            grammar = await _grammar(serving, opened)
             outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
             ticket = Ticket(next(self._tickets))
             send = traced(outlet.send, self.tracer, arriving(context.invocation_metadata()))
-            serving.engine.post(inbox.OpenSession(ticket, opened, send))
+            serving.engine.post(inbox.OpenSession(ticket, opened, send, grammar))
             self._count_open(1)
             log.info(
                 "session %s opens in %s with %d tokens", opened.session_id, opened.generation, len(opened.token_ids)
@@ -267,6 +272,20 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _drop(self, reason: str, error: OutriderError) -> None:
         self.dropped[reason] += 1
         log.debug("dropped a message (%s): %s", reason, error)
+
+
+async def _grammar(serving: Serving, opened: DecodeOpen) -> GrammarState | None:
+    """Return where a session's output stands in its grammar; compiled on a thread of its own.
+
+    Raises:
+        InvalidRequest: the grammar does not compile, or none can be used here.
+    """
+    sampling, output = opened.sampling, opened.token_ids[opened.prompt_len :]
+    if sampling.grammar is None:
+        return None
+    if serving.grammars is None:
+        raise InvalidRequest("sampling.grammar", sampling.grammar.kind, "none: this verifier has no tokenizer")
+    return await asyncio.to_thread(serving.grammars.begin, sampling, output)
 
 
 def read_proposal(request: verify_pb2.ProposeRequest) -> ProposeRequestMessage | Garbage:

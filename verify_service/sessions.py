@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.history import History
+from outrider.history import GrammarState, History
 from outrider.ids import Epoch, Mode, TokenClass
 from outrider.messages import DecodeOpen, ProposeMessage, TokenLogprobs
 from outrider.model.runner import BLOCK_LEN, KvSlot
@@ -13,6 +13,7 @@ from outrider.verification import Rule, rule_for
 from verify_service.chain import Chain
 from verify_service.events import StartTimer
 from verify_service.inbox import DecodeSend, Ticket
+from verify_service.scoring import Scoring
 
 
 @dataclass(slots=True)
@@ -44,7 +45,14 @@ class Session:
     """
 
     def __init__(
-        self, ticket: Ticket, opened: DecodeOpen, send: DecodeSend, vocab_len: int, *, trees: bool = True
+        self,
+        ticket: Ticket,
+        opened: DecodeOpen,
+        send: DecodeSend,
+        vocab_len: int,
+        *,
+        trees: bool = True,
+        grammar: GrammarState | None = None,
     ) -> None:
         """Make a waiting session.
 
@@ -54,6 +62,10 @@ class Session:
             send: where its verdicts go.
             vocab_len: length of the tokenizer's id range.
             trees: whether a pass can have branches.
+            grammar: where the output stands in the grammar that was asked for; the session's own from now on.
+
+        Raises:
+            ValueError: a grammar is asked for, and none is given.
         """
         self.ticket = ticket
         self.opened = opened
@@ -61,11 +73,10 @@ class Session:
         self.vocab_len = vocab_len
         self.chain = Chain(opened, vocab_len, trees=trees)
         self.rule: Rule = rule_for(opened.mode, opened.key, opened.sample_index)
-        self.history: History | None = None
-        if opened.sampling.uses_history:
-            self.history = History(opened.token_ids[: opened.prompt_len], opened.token_ids[opened.prompt_len :])
-        sampling = opened.sampling
-        bare = not sampling.uses_history and not sampling.logit_bias and opened.num_logprobs < 0
+        self.history = _history(opened, grammar)
+        self.scoring = Scoring(opened, vocab_len) if opened.num_prompt_logprobs >= 0 else None
+        """Log-probabilities of the prompt, until they are told: its KV is computed anew for as long."""
+        bare = opened.sampling.keeps_likeliest and opened.num_logprobs < 0
         self.best_below = vocab_len if opened.mode is Mode.GREEDY and bare else 0
         """If positive, the likeliest id below this says everything that the session wants to know of a row."""
         self.slot: KvSlot | None = None
@@ -127,6 +138,18 @@ class Session:
 
     def _class_at(self, position: int) -> TokenClass:
         return self._classes[position] if position < len(self._classes) else TokenClass.DECODE
+
+
+def _history(opened: DecodeOpen, grammar: GrammarState | None) -> History | None:
+    """Return what a session's rows depend on besides the model; None where there is nothing."""
+    if opened.sampling.grammar is not None and grammar is None:
+        raise ValueError("a session with a grammar, and no state of it")
+    if not opened.sampling.uses_history:
+        return None
+    prompt, output = opened.token_ids[: opened.prompt_len], opened.token_ids[opened.prompt_len :]
+    history = History(prompt if opened.sampling.uses_penalties else (), output)
+    history.grammar = grammar
+    return history
 
 
 def effective_classes(opened: DecodeOpen) -> list[TokenClass]:

@@ -166,7 +166,7 @@ def decode_response_to_proto(message: DecodeResponseMessage) -> pb.DecodeRespons
         case Preparing():
             return pb.DecodeResponse(preparing=pb.Preparing())
         case PromptScores():
-            return pb.DecodeResponse(prompt_scores=pb.PromptScores(logprobs=t.logprobs_to_proto(message.logprobs)))
+            return pb.DecodeResponse(prompt_scores=_scores_to_proto(message))
         case _:
             assert_never(message)
 
@@ -185,11 +185,20 @@ def decode_response_from_proto(message: pb.DecodeResponse) -> DecodeResponseMess
         case "preparing":
             return Preparing()
         case "prompt_scores":
-            return PromptScores(t.logprobs_from_proto("prompt_scores.logprobs", message.prompt_scores.logprobs))
+            return _scores_from_proto(message.prompt_scores)
         case None:
             raise PEER.fault("message", None, "one of verdict, draining, preparing, prompt_scores")
         case other:
             assert_never(other)
+
+
+def _scores_to_proto(scores: PromptScores) -> pb.PromptScores:
+    return pb.PromptScores(start=scores.start, logprobs=t.logprobs_to_proto(scores.logprobs))
+
+
+def _scores_from_proto(message: pb.PromptScores) -> PromptScores:
+    start = PEER.integer("prompt_scores.start", message.start, 1)
+    return PromptScores(start, t.logprobs_from_proto("prompt_scores.logprobs", message.logprobs))
 
 
 def _verdict_to_proto(verdict: Verdict) -> pb.Verdict:

@@ -366,14 +366,16 @@ def _chunk_from_proto(message: pb.Chunk) -> Chunk:
 
 def _prompt_logprobs_to_proto(event: PromptLogprobs) -> pb.PromptLogprobs:
     scores = [entry for entry in event.logprobs if entry is not None]
-    return pb.PromptLogprobs(token_ids=event.token_ids, logprobs=t.logprobs_to_proto(scores))
+    return pb.PromptLogprobs(start=event.start, token_ids=event.token_ids, logprobs=t.logprobs_to_proto(scores))
 
 
 def _prompt_logprobs_from_proto(message: pb.PromptLogprobs) -> PromptLogprobs:
     token_ids = PEER.ids("prompt_logprobs.token_ids", message.token_ids, 1)
     scores = t.logprobs_from_proto("prompt_logprobs.logprobs", message.logprobs)
-    PEER.count("prompt_logprobs.logprobs", scores, len(token_ids) - 1, len(token_ids) - 1)
-    return PromptLogprobs(token_ids, (None, *scores))
+    start = PEER.integer("prompt_logprobs.start", message.start)
+    count = len(token_ids) - (not start)
+    PEER.count("prompt_logprobs.logprobs", scores, count, count)
+    return PromptLogprobs(start, token_ids, scores if start else (None, *scores))
 
 
 def _finished_to_proto(event: Finished) -> pb.Finished:

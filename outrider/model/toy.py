@@ -306,6 +306,11 @@ class ToyTokenizer:
     def __len__(self) -> int:
         return len(self._pieces)
 
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes of each id; none for the end of sequence."""
+        return self._pieces
+
     def get_vocab(self) -> dict[str, int]:
         """Return the map from piece (Latin-1 view of its bytes) to id."""
         return {piece.decode("latin-1") or "<eos>": token for token, piece in enumerate(self._pieces)}

@@ -6,7 +6,7 @@ Fields that a reader does not know are ignored, fields that are missing have the
 import json
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields
 from typing import Any, NamedTuple
 
 from outrider.generation import SpeculationChoice
@@ -216,7 +216,7 @@ def _known(cls: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass value that differ from their default."""
     changed = {f.name: getattr(value, f.name) for f in fields(value) if not _is_default(value, f)}
-    return {name: asdict(own) if is_dataclass(own) else own for name, own in changed.items()}
+    return {name: asdict(own) if isinstance(own, Grammar) else own for name, own in changed.items()}
 
 
 def _is_default(value: Any, f: Any) -> bool:

@@ -536,7 +536,7 @@ class GenerationEvent(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Log-probabilities of the prompt, if they were asked for; once, before the first chunk."""
+        """Log-probabilities of a part of the prompt, if they were asked for; before the first chunk."""
 
     def __init__(
         self,
@@ -689,31 +689,35 @@ Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Log-probabilities of the whole prompt, earlier turns included, under the model itself. A resumed stream tells them again, unless
-    its generation is over.
+    """Log-probabilities of the prompt, earlier turns included, under the model itself: in parts, one after the other, that together
+    hold all of it. A resumed stream tells them again, unless its generation is over.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Absolute position of the first token of this part. Unset means 0."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The tokens from position 0 on."""
+        """The tokens of this part."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
-        """Of the tokens from position 1 on: the first one follows nothing, and has none."""
+        """One per token, except that the one at position 0 follows nothing, and has none."""
 
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "start", b"start", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -396,25 +396,29 @@ Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
 
 @_typing.final
 class PromptScores(_message.Message):
-    """Log-probabilities of the prompt under the model itself; sent once where they were asked for, before the first verdict that has
-    tokens.
+    """Log-probabilities of a part of the prompt under the model itself; sent where they were asked for, part by part, before the first
+    verdict that has tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Absolute position of the first token, >= 1."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
-        """Of the tokens at positions 1 .. prompt_len - 1."""
+        """Of consecutive tokens; the last part ends with the prompt. Empty only for a prompt of one token."""
 
     def __init__(
         self,
         *,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

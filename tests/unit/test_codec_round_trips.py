@@ -344,7 +344,7 @@ events = st.one_of(
     st.builds(Started, sessions, ints, modes, st.sampled_from(["bitwise", "distribution"]), texts),
     chunks(),
     st.lists(st.tuples(ints, logprobs), min_size=1, max_size=3).map(
-        lambda pairs: PromptLogprobs(tuple(own for own, _ in pairs), (None, *(own for _, own in pairs[1:])))
+        lambda pairs: PromptLogprobs(0, tuple(own for own, _ in pairs), (None, *(own for _, own in pairs[1:])))
     ),
     st.builds(Notice, names, texts),
     st.builds(Finished, st.sampled_from(FinishReason), texts, usages, figures()),
@@ -386,7 +386,7 @@ ROUND_TRIPS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], Calla
             verdicts(),
             drainings,
             st.just(Preparing()),
-            st.builds(PromptScores, st.lists(logprobs, max_size=3).map(tuple)),
+            st.builds(PromptScores, st.integers(1, MAX), st.lists(logprobs, max_size=3).map(tuple)),
         ),
         decode.decode_response_to_proto,
         decode.decode_response_from_proto,
