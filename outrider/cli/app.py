@@ -38,6 +38,7 @@ app.command("outrider.cli.fetch:fetch", help="Bring models into a folder, for se
 app.command("outrider.cli.health:app", name="health", help="Ask a service whether it serves.")
 app.command("outrider.cli.drafters:app", name="drafters", help="Make, measure and choose drafters.")
 app.command("outrider.cli.shadow.command:shadow", help="Measure a candidate drafter on sessions that are over.")
+app.command("outrider.cli.top.command:top", help="Show what the workers of a cluster do, live.")
 app.command("outrider.cli.replay:replay", help="Run records of the flight recorder again, and compare.")
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 app.command("simulator.command:app", name="simulate", help="Run a cluster in simulated time, before there is one.")

@@ -1,0 +1,1 @@
+"""`outrider top`: what a cluster does, live in a terminal."""
