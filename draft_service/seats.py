@@ -51,6 +51,7 @@ from outrider.messages import (
 from outrider.parameters import validate
 from outrider.rpc import Broken, Ended, Malformed, Stream
 from outrider.sparing import Sparing
+from outrider.telemetry import note_ids
 from outrider.tracing import TraceParent, Tracer
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class Seats:
             OutriderError: why it ended early; the stream's status.
         """
         opened = await _first(stream)
+        note_ids(session=opened.session_id, trace=trace.name if trace is not None else "")
         self._admit(opened)
         key, made = SessionKey(opened.session_id, opened.epoch.generation), draft_trace(self.tracer, trace)
         seat = Seat(key, opened.verifier_address, stream, trace=made)

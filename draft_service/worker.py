@@ -59,6 +59,7 @@ from outrider.errors import Internal, OutriderError
 from outrider.ids import SessionId
 from outrider.messages import DraftCommit, Pass, Proposal, ProposeMessage, RollbackHint, TargetFeatures
 from outrider.sparing import Sparing
+from outrider.telemetry import log_ids
 
 MAX_FAILED_STEPS = 5
 """Token steps in a row that may fail before the drafter counts as broken."""
@@ -313,8 +314,7 @@ class DraftWorker:
                 assert_never(command)
 
     def _begin(self, session: Session, begin: Begin) -> None:
-        if session.planning is None:
-            session.begun_s = self._clock()
+        session.begun_s = self._clock() if session.planning is None else session.begun_s
         plan = self._drafter.plan(session.key.session_id, session.window.ids, begin.count)
         if plan is None:
             session.planning = begin
@@ -367,7 +367,8 @@ class DraftWorker:
         if self._sessions.get(session.key.session_id) is not session:
             return
         if self._sparing.allows(cause):
-            log.warning("session %s ends in %s: %r", session.key.session_id, cause, error)
+            with log_ids(session=session.key.session_id):
+                log.warning("session %s ends in %s: %r", session.key.session_id, cause, error)
         self._metrics.failures.labels(cause).inc()
         known = error if isinstance(error, OutriderError) else Internal(f"the drafter failed ({cause}): {error!r}")
         self._reports.append(Died(session.key, known, session.status()))

@@ -171,7 +171,8 @@ class Driver:
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
-        with log_ids(session=self._job.session_id, **({"key": self.owner} if self.owner else {})):
+        ids = {"key": self.owner, "trace": self._trace.place.name if self._trace.place is not None else ""}
+        with log_ids(session=self._job.session_id, **{name: value for name, value in ids.items() if value}):
             await self._run()
 
     async def _run(self) -> None:

@@ -17,6 +17,7 @@ from outrider.codec.generation import event_to_proto, request_from_proto, resume
 from outrider.errors import Unavailable
 from outrider.generation import Finished, GenerationEvent
 from outrider.ids import SessionId
+from outrider.telemetry import note_ids
 from outrider.tracing import arriving
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceServicer
@@ -77,8 +78,9 @@ class GenerationServicer(GenerationServiceServicer):
         """Generate a continuation."""
         desk = self._desk
         with desk.refusing():
-            arriving(context.invocation_metadata())
+            trace = arriving(context.invocation_metadata())
             caller, asked = await self._caller(context), request_from_proto(request)
+            note_ids(session=asked.session_id, request=asked.request_id, trace=trace.name if trace else "")
         async with (
             desk.quotas.ticket(caller, asked.session_id) as ticket,
             aclosing(desk.told(ticket, desk.sessions.generate(asked, ticket))) as events,
@@ -90,8 +92,9 @@ class GenerationServicer(GenerationServiceServicer):
         """Go on with a generation."""
         desk = self._desk
         with desk.refusing():
-            arriving(context.invocation_metadata())
+            trace = arriving(context.invocation_metadata())
             caller, asked = await self._caller(context), resume_from_proto(request)
+            note_ids(session=asked.session_id, trace=trace.name if trace else "")
         async with (
             desk.quotas.ticket(caller, asked.session_id, resuming=True) as ticket,
             aclosing(desk.told(ticket, desk.sessions.resume(asked, ticket))) as events,

@@ -9,6 +9,7 @@ dashboards of other engines know, behind our prefix.
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from outrider.redaction import redacted
 
 _ids: ContextVar[Mapping[str, str]] = ContextVar("outrider_log_ids", default=MappingProxyType({}))
+
+_NO_NAME = re.compile(r"[^!-Z^-~]")
+"""What no id has: spaces, brackets, line ends, and all but ASCII."""
 
 ROUND_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -37,6 +41,15 @@ def log_ids(**ids: str) -> Iterator[None]:
         yield
     finally:
         _ids.reset(token)
+
+
+def note_ids(**ids: str) -> None:
+    """Add ids to every record that this task logs from here on, and the tasks it starts; empty ones are left out.
+
+    For handlers of calls, each of which is a task of its own: a generator cannot end what another step has begun. What
+    a peer chose itself is shown as far as it is a name.
+    """
+    _ids.set({**_ids.get(), **{name: _NO_NAME.sub("?", value)[:128] for name, value in ids.items() if value}})
 
 
 def configure_logging(

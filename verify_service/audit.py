@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from outrider.ids import Mode, TokenClass, WorkerId
 from outrider.messages import DecodeOpen, Speculation
 from outrider.model.runner import Feed, KvSlot, ModelRunner
+from outrider.telemetry import log_ids
 from verify_service.alarms import Alarms
 from verify_service.driver import Driver
 from verify_service.events import Scheduled
@@ -122,11 +123,12 @@ class Audit:
         twin = self._twin
         if twin is None:
             return False
-        try:
-            self._advance(twin)
-        except Exception:
-            log.exception("a twin of session %s failed", twin.record.opened.session_id)
-            self._skip("failed")
+        with log_ids(session=twin.record.opened.session_id):
+            try:
+                self._advance(twin)
+            except Exception:
+                log.exception("a twin of session %s failed", twin.record.opened.session_id)
+                self._skip("failed")
         return True
 
     def _begin(self, record: _Record) -> None:

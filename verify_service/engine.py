@@ -24,6 +24,7 @@ from outrider.ids import WorkerId
 from outrider.messages import DecodeAttach, Draining, Preparing, ProposalHeader
 from outrider.model.kv_gauges import KvGauges
 from outrider.model.runner import ModelRunner
+from outrider.telemetry import log_ids
 from verify_service.alarms import Alarms
 from verify_service.audit import Audit, AuditSettings
 from verify_service.driver import Driver
@@ -371,7 +372,8 @@ class Engine:
         if isinstance(error, OutriderError):
             session.send(error)
         else:
-            log.error("session %s failed", session.opened.session_id, exc_info=error)
+            with log_ids(session=session.opened.session_id):
+                log.error("session %s failed", session.opened.session_id, exc_info=error)
             session.send(Internal(f"{type(error).__name__}: {error}"))
         self.counters["failed_sessions"] += 1
         self._roster.leave(session, keep_kv=False)

@@ -35,6 +35,7 @@ from outrider.messages import (
 )
 from outrider.model.vocabulary import HasVocabulary
 from outrider.rpc import Broken, Ended, Malformed, Stream, peer_names, server_stream
+from outrider.telemetry import note_ids
 from outrider.tracing import Tracer, arriving
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
@@ -143,7 +144,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             grammar = await _grammar(serving, opened)
             outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
             ticket = Ticket(next(self._tickets))
-            send = traced(outlet.send, self.tracer, arriving(context.invocation_metadata()))
+            trace = arriving(context.invocation_metadata())
+            note_ids(session=opened.session_id, trace=trace.name if trace else "")
+            send = traced(outlet.send, self.tracer, trace)
             serving.engine.post(inbox.OpenSession(ticket, opened, send, grammar))
             self._count_open(1)
             log.info(
@@ -164,6 +167,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         serving = self._ready()
         async with server_stream(request_iterator, context, propose_response_to_proto, read_proposal) as stream:
             hello = await self._first(stream, ProposeHello)
+            note_ids(worker=hello.worker_id)
             check_hello(hello, serving.vocabulary)
             if self._dismissed:
                 raise Unavailable(self._draining)

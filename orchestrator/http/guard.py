@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from orchestrator.http.errors import body_of
 from orchestrator.http.limits import HttpLimits
 from outrider.telemetry import log_ids
+from outrider.tracing import arriving
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Guard:
         name = headers.get(REQUEST_ID, "")
         request_id = name if _NAME.fullmatch(name) else f"req_{secrets.token_hex(12)}"
         exchange = _Exchange(receive, send, self._limits, request_id)
+        arriving(headers.items())
         with log_ids(request=request_id):
             await self._answer(scope, headers, exchange)
         self._responses.labels(_route(scope["path"]), str(exchange.status or 499)).inc()

@@ -1,8 +1,11 @@
 """Traces: the spans of one generation, made by three services and a client, at a collector that speaks OTLP."""
 
+import io
+import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -16,8 +19,9 @@ from opentelemetry.trace import Span as ApiSpan
 from opentelemetry.trace import use_span
 
 from outrider.errors import InvalidRequest
-from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
+from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
 from outrider.messages import SamplingParams
+from outrider.telemetry import JsonFormatter
 from outrider.tracing import open_tracer
 from tests.integration.cluster_bench import Bench, Heard, hear
 
@@ -133,6 +137,32 @@ async def test_a_trace_that_is_not_sampled_makes_no_spans(valkey_url: str, colle
         with use_span(own):
             await hear(client, ask())
     assert collector.spans == []
+
+
+async def test_lines_of_a_generation_name_session_request_and_trace_in_every_service(valkey_url: str) -> None:
+    own, stream, root = span_of_a_program(ALWAYS_ON), io.StringIO(), logging.getLogger()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        async with traced(valkey_url, Collector()) as client:  # nothing is exported: the trace is only passed on
+            with use_span(own):
+                heard: Heard = await hear(client, replace(ask(), request_id="r-17"))
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    started = heard.events[0]
+    assert isinstance(started, Started)
+    entries = [json.loads(line) for line in stream.getvalue().splitlines()]
+    ended = next(entry for entry in entries if entry["message"].startswith("the generation ended"))
+    opened = next(entry for entry in entries if "opens in" in entry["message"])
+    trace = f"{own.get_span_context().trace_id:032x}"
+    assert (ended["session"], ended["request"], ended["trace"]) == (started.session_id, "r-17", trace)
+    assert (opened["session"], opened["trace"]) == (started.session_id, trace)
+    assert opened["logger"].startswith("verify_service")
+    assert all(entry.get("session") for entry in entries if started.session_id in entry["message"])
 
 
 async def test_a_collector_that_is_away_costs_no_generation_anything(valkey_url: str) -> None:

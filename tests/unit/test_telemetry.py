@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.telemetry import SpeculationMetrics, configure_logging, log_ids, metrics_endpoint
+from outrider.telemetry import SpeculationMetrics, configure_logging, log_ids, metrics_endpoint, note_ids
 
 
 @pytest.fixture
@@ -49,6 +49,25 @@ def test_a_json_line_has_the_ids_as_fields_and_the_traceback() -> None:
     entry = json.loads(stream.getvalue())
     assert (entry["level"], entry["session"], entry["message"]) == ("ERROR", "s1", "it failed")
     assert "KeyError" in entry["exception"]
+
+
+@pytest.mark.usefixtures("root_logger")
+async def test_ids_that_a_task_has_noted_stay_in_it_and_are_names() -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", "plain", stream)
+
+    async def handler() -> None:
+        note_ids(session="s1", request="a b]\n[é", trace="")
+        await asyncio.gather(speak())
+
+    async def speak() -> None:
+        logging.getLogger("a").info("hello")
+
+    await asyncio.create_task(handler())
+    await asyncio.create_task(speak())
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith("a: hello [session=s1 request=a?b????]")
+    assert second.endswith("a: hello")
 
 
 @pytest.mark.usefixtures("root_logger")
