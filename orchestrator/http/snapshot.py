@@ -127,12 +127,12 @@ def _timelines(seen: Seen, owner: str) -> list[dict[str, Any]]:
 
 
 def _round(each: RoundTimes, now_s: float) -> dict[str, Any]:
-    """Return a round; times in milliseconds, `ago` of its verdict."""
+    """Return a round; times in milliseconds, `ago` of its verdict; None where one is not known."""
     committed = each.committed
     return {
         "ago_ms": _ms(now_s - each.at_s),
         "took_ms": _ms(each.took_s),
-        "draft_ms": _ms(each.draft_s),
+        "draft_ms": _ms(each.draft_s or None),
         "network_ms": _ms(each.network_s),
         "queue_ms": _ms(committed.queue_s),
         "verify_ms": _ms(committed.verify_s),

@@ -14,8 +14,8 @@ export function startChat() {
   at("chat-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const settings = readSettings();
-    const text = at("chat-prompt").value.trim();
-    if (settings && text && !calling) ask(settings, text);
+    const text = at("chat-prompt").value;
+    if (settings && text.trim() && !calling) ask(settings, text);
   });
   at("chat-stop").addEventListener("click", () => calling?.abort());
   at("chat-new").addEventListener("click", startAnew);

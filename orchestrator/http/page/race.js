@@ -13,8 +13,8 @@ export function startRace() {
   at("race-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const settings = readSettings();
-    const text = at("race-prompt").value.trim();
-    if (settings && text && !calling) race(settings, text);
+    const text = at("race-prompt").value;
+    if (settings && text.trim() && !calling) race(settings, text);
   });
   at("race-stop").addEventListener("click", () => calling?.abort());
 }
