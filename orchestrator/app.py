@@ -75,7 +75,7 @@ class OrchestratorApp:
         self.watch: PolicyWatch | None = None
         self._servicer = GenerationServicer()
         self._draining = self._serving = False
-        self._front = Front(self.metrics.registry, self.why_not, settings.http_limits())
+        self._front = Front(self.metrics, self.why_not, settings.http_limits())
         self.http = HttpServer(self._front, served) if settings.http_listen else None
         """The HTTP door; None: there is none."""
 
@@ -106,7 +106,7 @@ class OrchestratorApp:
         async with AsyncExitStack() as exits:
             if self.http is not None:
                 exits.push_async_callback(self.http.stop)
-            language = await asyncio.to_thread(load_language, settings.model)
+            language = await self._language()
             url = settings.store_url
             if not url:
                 url = (await exits.enter_async_context(EmbeddedServer())).url
@@ -156,6 +156,11 @@ class OrchestratorApp:
             await self.sessions.drain(patience_s)
         if self.http is not None:
             await self.http.stop(LAST_RESPONSES_S)
+
+    async def _language(self) -> Language:
+        settings = self.settings
+        template, own = settings.chat_template, settings.allow_chat_templates
+        return await asyncio.to_thread(load_language, settings.model, chat_template=template, own_templates=own)
 
     def _placement(self, source: WorkerSource, channels: Channels, language: Language) -> Placement:
         lot = random.Random(self.settings.placement_seed)

@@ -59,6 +59,12 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.http_responses = Counter(
+            "outrider_http_responses",
+            "Responses over HTTP, by route and status; one that the client did not wait for counts as 499",
+            ["route", "status"],
+            registry=self.registry,
+        )
         self.drafter_out = Gauge(
             "outrider_drafter_out",
             "1 where new sessions get no such drafter, by name and reason: detached, below_plain",

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from prometheus_client import CollectorRegistry
 
 from orchestrator.access import Caller
 from orchestrator.http.limits import HttpLimits
 from orchestrator.http.served import Served
+from orchestrator.metrics import Metrics
 from orchestrator.servicer import Desk
 from outrider.errors import Unavailable
 from outrider.tracing import arriving
@@ -20,8 +20,8 @@ from outrider.tracing import arriving
 class Front:
     """What routes work with; `desk` is set once requests are taken."""
 
-    registry: CollectorRegistry
-    """What /metrics shows."""
+    metrics: Metrics
+    """Of the process: what /metrics shows."""
     why_not: Callable[[], str]
     """Says why requests cannot be served now; empty: they can."""
     limits: HttpLimits = field(default_factory=HttpLimits)

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -48,21 +48,15 @@ _ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/cluster", 
 class Guard:
     """Lets requests through to an application; see the module's head."""
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, limits: HttpLimits, responses: Counter) -> None:
         """Keep the application.
 
         Args:
             app: what answers.
             limits: of bodies and times.
-            registry: where responses are counted.
+            responses: counts responses by route and status.
         """
-        self._app, self._limits = app, limits
-        self._responses = Counter(
-            "outrider_http_responses",
-            "Responses of the HTTP front door, by route and status; one that the client left is counted as 499",
-            ["route", "status"],
-            registry=registry,
-        )
+        self._app, self._limits, self._responses = app, limits, responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -44,7 +44,7 @@ class HttpServer:
         """
         self._tls = tls
         limits = front.limits
-        guarded: ASGIApp = Guard(make_app(front), limits, front.registry)
+        guarded: ASGIApp = Guard(make_app(front), limits, front.metrics.http_responses)
         if limits.cors_origins:
             guarded = CORSMiddleware(
                 guarded,

@@ -235,7 +235,12 @@ def generate(
 
 @app.command
 def up(
-    *, models: Models = DEFAULT_MODELS, store: str = "", data: Path | None = None, listen: str = "127.0.0.1:7400"
+    *,
+    models: Models = DEFAULT_MODELS,
+    store: str = "",
+    data: Path | None = None,
+    listen: str = "127.0.0.1:7400",
+    http: str = "127.0.0.1:8000",
 ) -> None:
     """Start a local cluster that stays until it is interrupted.
 
@@ -244,10 +249,21 @@ def up(
         store: URL of a Redis or Valkey; unset: an embedded one.
         data: Folder in which the embedded store keeps the sessions over restarts; unset: they end with it.
         listen: host:port of the orchestrator.
+        http: host:port of OpenAI's API and the web page; off: neither.
     """
     if store and data is not None:
         raise InvalidRequest("data", str(data), "a folder for the embedded store, and so no --store beside it")
-    settings = LocalSettings(models.target, models.draft, models.dtype, models.threads, store, listen, data, True)
+    settings = LocalSettings(
+        models.target,
+        models.draft,
+        models.dtype,
+        models.threads,
+        store_url=store,
+        listen=listen,
+        http_listen="" if http == "off" else http,
+        data_dir=data,
+        follows_predictions=True,
+    )
     go(_up(settings))
 
 
@@ -331,6 +347,8 @@ async def _generate(
 async def _up(settings: LocalSettings) -> None:
     async with _local(settings) as cluster:
         console.print(f"serving {settings.target} at {cluster.address}; logs in {cluster.folder}; Ctrl-C stops it")
+        if settings.http_listen:
+            console.print(f"OpenAI's API at http://{settings.http_listen}/v1, a page to look at in front of it")
         console.print(f'try: outrider generate --address {cluster.address} "What is an outrider?"')
         while True:
             await asyncio.sleep(1)

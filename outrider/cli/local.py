@@ -40,6 +40,8 @@ class LocalSettings:
     store_url: str = ""
     listen: str = ""
     """Address of the orchestrator; empty: a free port of the loopback interface."""
+    http_listen: str = ""
+    """Where the orchestrator serves OpenAI's API; empty: nowhere."""
     data_dir: Path | None = None
     """Where an embedded store keeps its data; None: nowhere."""
     follows_predictions: bool = False
@@ -115,6 +117,8 @@ class LocalSettings:
         orchestrate = {"OUTRIDER_ORCHESTRATOR_MODEL": self.target}
         if self.listen:
             orchestrate["OUTRIDER_ORCHESTRATOR_LISTEN"] = self.listen
+        if self.http_listen:
+            orchestrate["OUTRIDER_ORCHESTRATOR_HTTP_LISTEN"] = self.http_listen
         specs = [ServiceSpec("verify-1", "verify", verify), ServiceSpec("orchestrator-1", "orchestrate", orchestrate)]
         if self.chosen != "off":
             specs.append(ServiceSpec("draft-1", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))

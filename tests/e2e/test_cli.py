@@ -63,7 +63,7 @@ async def test_run_with_a_toy_compares_a_seeded_text_with_its_twin() -> None:
 
 async def test_a_killed_command_leaves_no_process_behind() -> None:
     process = await asyncio.create_subprocess_exec(
-        *START, "up", "--target", "toy", "--listen", "127.0.0.1:0", cwd=ROOT,
+        *START, "up", "--target", "toy", "--listen", "127.0.0.1:0", "--http", "off", cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdout is not None

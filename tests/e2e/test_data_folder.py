@@ -37,7 +37,8 @@ def ask(**fields: Any) -> GenerationRequest:
 async def up(folder: Path, port: int) -> asyncio.subprocess.Process:
     """Start the command."""
     return await asyncio.create_subprocess_exec(
-        *START, "up", "--target", "toy", "--listen", f"127.0.0.1:{port}", "--data", str(folder), cwd=ROOT,
+        *START, "up", "--target", "toy", "--listen", f"127.0.0.1:{port}", "--http", "off", "--data", str(folder),
+        cwd=ROOT,
         env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **SLOW}, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
