@@ -79,10 +79,11 @@ def seconds(text: str) -> float:
 
 def compose_plans(project: Json) -> dict[str, Plan]:
     """Read what `docker compose config --format json` prints."""
-    return {name: _compose_plan(name, service) for name, service in project["services"].items()}
+    services = project["services"]
+    return {name: _compose_plan(name, service, services) for name, service in services.items()}
 
 
-def _compose_plan(name: str, service: Json) -> Plan:
+def _compose_plan(name: str, service: Json, others: Json) -> Plan:
     conditions = {"service_healthy": "healthy", "service_completed_successfully": "completed"}
     check = service.get("healthcheck") or {}
     mounts = service.get("volumes", [])
@@ -99,7 +100,7 @@ def _compose_plan(name: str, service: Json) -> Plan:
         first={
             other: conditions[each["condition"]]
             for other, each in service.get("depends_on", {}).items()
-            if each["condition"] in conditions
+            if other in others or each["required"]
         },
         volumes={each["target"]: each["source"] for each in mounts if each["type"] in {"volume", "bind"}} | secrets,
         read_only=frozenset(each["target"] for each in mounts if each.get("read_only")),
