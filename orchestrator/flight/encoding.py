@@ -103,7 +103,7 @@ def _error(reason: str, message: str) -> OutriderError:
     return (class_of(reason) or Internal).rebuild(message, {})
 
 
-def _dumped(part: object, *, tokens: bool) -> dict[str, Any]:
+def _dumped(part: Any, *, tokens: bool) -> dict[str, Any]:
     found: dict[str, Any] = _plain(_adapter(type(part)).dump_python(part), tokens=tokens)
     return found
 

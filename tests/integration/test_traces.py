@@ -50,7 +50,7 @@ class Collector(pb_grpc.TraceServiceServicer):
 @pytest.fixture
 async def collector() -> AsyncIterator[Collector]:
     made, server = Collector(), grpc.aio.server()
-    pb_grpc.add_TraceServiceServicer_to_server(made, server)
+    pb_grpc.add_TraceServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
     made.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     yield made

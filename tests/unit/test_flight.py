@@ -5,6 +5,7 @@ import stat
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from orchestrator.flight.keeping import MAX_ENDED, Flights, FlightSettings
 from orchestrator.flight.recorder import Recorder
 from orchestrator.flight.replay import load, main, replay
 from orchestrator.rounds import Plan, Rounds
+from outrider.cli.app import app
 from outrider.errors import InvalidRequest, LeaseLost, OutriderError, ProtocolError, StoreUnavailable
 from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Generation, SessionId, TokenClass, TokenKind, WorkerId
@@ -251,6 +253,21 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, text: str, capsys: 
         replay(load(path))
     assert main([str(path)]) == 2
     assert "is not allowed" in capsys.readouterr().err
+
+
+def test_the_command_runs_files_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> Any:
+        ran.append(command)
+        return SimpleNamespace(returncode=main(command[3:]))
+
+    monkeypatch.setattr("outrider.cli.replay.subprocess.run", run)
+    command, bound, _ = app.parse_args(["replay", str(tmp_path / "nothing.json")])
+    with pytest.raises(SystemExit) as ended:
+        command(*bound.args, **bound.kwargs)
+    assert ended.value.code == 2
+    assert ran[0][1:3] == ["-m", "orchestrator.flight.replay"]
 
 
 async def test_an_event_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
