@@ -23,6 +23,7 @@ from draft_service.seats import Seats
 from draft_service.servicer import SERVICE_NAME, DraftServicer
 from draft_service.thread import WorkerThread
 from outrider.errors import OutriderError, StoreUnavailable, Unavailable
+from outrider.grammar import Grammars
 from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, RollbackHint, TargetFeatures, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
@@ -100,6 +101,8 @@ class DraftApp:
             if loaded.runner is not None:
                 self.metrics.registry.register(KvGauges(loaded.runner))
             self.seats = Seats(info, self.settings.max_sessions, thread.submit, proposals)
+            if loaded.tokenizer is not None:
+                self.seats.grammars = Grammars(loaded.tokenizer, info.vocab_len)
             tracer = open_tracer("draft-worker", self.worker_id, self.settings.otlp_endpoint, self.settings.otlp_share)
             if tracer is not None:
                 self.seats.tracer = tracer

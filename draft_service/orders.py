@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 from draft_service.session import SessionKey
 from outrider.errors import OutriderError
+from outrider.history import GrammarState
 from outrider.messages import DraftCommit, DraftOpen, DraftStatus, ProposeMessage, RollbackHint, TargetFeatures
 
 # --- orders -------------------------------------------------------------------------------------------------------
@@ -15,6 +16,8 @@ class OpenSession:
     """Begin a session, in place of an opening of a lower generation if there is one."""
 
     opened: DraftOpen
+    grammar: GrammarState | None = None
+    """Where the request's grammar begins; the session's own."""
 
     @property
     def key(self) -> SessionKey:

@@ -37,6 +37,8 @@ from outrider.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from outrider.grammar import Grammars
+from outrider.history import GrammarState
 from outrider.ids import Generation, SessionId
 from outrider.messages import (
     DraftClose,
@@ -114,6 +116,8 @@ class Seats:
         self.empty.set()
         self.tracer: Tracer | None = None
         """Where spans go; None: nothing is traced."""
+        self.grammars: Grammars | None = None
+        """Compiles requests' grammars; None: drafts ignore them."""
         self.draining = False
         self.trouble: OutriderError | None = None
         """Why nobody may sit down at present, other than draining."""
@@ -135,18 +139,30 @@ class Seats:
         """
         opened = await _first(stream)
         note_ids(session=opened.session_id, trace=trace.name if trace is not None else "")
+        # Before anybody sits down: nothing may wait between that and the order, or a newer opening could overtake it.
+        grammar = await self._grammar(opened)
         self._admit(opened)
         key, made = SessionKey(opened.session_id, opened.epoch.generation), draft_trace(self.tracer, trace)
         seat = Seat(key, opened.verifier_address, stream, trace=made)
         self._sit_down(seat)
         try:
-            self._submit(OpenSession(opened))
+            self._submit(OpenSession(opened, grammar))
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(seat))
                 await seat.ended
                 reading.cancel()
         finally:
             self._stand_up(seat)
+
+    async def _grammar(self, opened: DraftOpen) -> GrammarState | None:
+        """Return where a request's grammar begins, compiled on a thread of its own; without it drafts are worse."""
+        if self.grammars is None or opened.sampling.grammar is None:
+            return None
+        try:
+            return await asyncio.to_thread(self.grammars.begin, opened.sampling)
+        except OutriderError as error:
+            log.warning("drafts of session %s ignore its grammar: %s", opened.session_id, error)
+            return None
 
     def _admit(self, opened: DraftOpen) -> None:
         """Refuse an opening that is not allowed at present."""

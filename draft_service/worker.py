@@ -147,7 +147,7 @@ class DraftWorker:
         self._metrics.sessions.set(len(self._sessions))
         described = DraftSession(
             opened.session_id, opened.mode, opened.sampling, opened.draft_key, opened.prompt_len, opened.sample_index,
-            opened.prediction, opened.drafter,
+            opened.prediction, opened.drafter, order.grammar,
         )  # fmt: skip
         try:
             self._drafter.open(described, opened.token_ids)

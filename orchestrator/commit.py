@@ -30,6 +30,8 @@ class Ends:
     """End-of-sequence ids: one of them ends without being named as what matched."""
     stop_strings: tuple[str, ...] = ()
     """Not empty, each."""
+    min_len: int = 0
+    """Position up to which a stop string that is complete is text: prompt + min_tokens."""
 
 
 class Commit:
@@ -48,6 +50,8 @@ class Commit:
         self._detokenizer = detokenizer
         self._mute_until = mute_until
         self._held = ""
+        self._settled = 0
+        """Characters of the held text in which stop strings are text."""
         self.matched = ""
         """The stop string, or the stop id as a number, that ended the generation."""
         self._longest = max((len(stop) for stop in ends.stop_strings), default=0)
@@ -80,10 +84,13 @@ class Commit:
             matched = "" if token_id in self._ends.eos_ids else str(token_id)
             return self._rest(), FinishReason.STOP, matched
         self._held += self._detokenizer.push(token_id)
-        found = self._find_stop()
+        if length < self._ends.min_len:
+            self._settled = len(self._held)
+            return self._release(), None, ""
+        found = self._find_stop(self._held)
         if found is None and length >= self._ends.final_len:
             self._held += self._detokenizer.flush()
-            found = self._find_stop()
+            found = self._find_stop(self._held)
             if found is None:
                 return self._rest(), FinishReason.LENGTH, ""
         if found is not None:
@@ -97,9 +104,12 @@ class Commit:
         text, self._held = self._held + self._detokenizer.flush(), ""
         return text
 
-    def _find_stop(self) -> tuple[int, str] | None:
+    def _find_stop(self, text: str) -> tuple[int, str] | None:
         """Return where the first stop string starts, and which it is; of several at one place the longest."""
-        found = [(self._held.find(stop), -len(stop), stop) for stop in self._ends.stop_strings]
+        found = [
+            (text.find(stop, max(0, self._settled - len(stop) + 1)), -len(stop), stop)
+            for stop in self._ends.stop_strings
+        ]
         at, _, stop = min((entry for entry in found if entry[0] >= 0), default=(-1, 0, ""))
         return (at, stop) if at >= 0 else None
 
@@ -108,6 +118,7 @@ class Commit:
         keep = next((n for n in range(min(self._longest, len(self._held)), 0, -1) if self._may_begin(n)), 0)
         cut = len(self._held) - keep
         text, self._held = self._held[:cut], self._held[cut:]
+        self._settled = max(0, self._settled - cut)
         return text
 
     def _may_begin(self, length: int) -> bool:

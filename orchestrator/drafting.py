@@ -44,7 +44,7 @@ async def choose_drafting(
     """
     if state.speculation.off:
         return Drafting(None, "requested")
-    if state.prompt_len + state.max_tokens - length == 1:
+    if state.prompt_len + state.max_tokens - length <= 1:
         return Drafting(None, "max_tokens")
     wanted = Wanted(
         state.drafter_kind,

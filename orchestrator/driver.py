@@ -20,6 +20,7 @@ from orchestrator.events import (
     CloseDrafter,
     CloseVerifier,
     Command,
+    Complete,
     Count,
     DrafterAsked,
     DrafterChosen,
@@ -40,7 +41,7 @@ from orchestrator.events import (
     VerifierChosen,
 )
 from orchestrator.figures import Meter, round_of
-from orchestrator.job import Drained, Job, Reported, Tools
+from orchestrator.job import Drained, Job, Reported, Scored, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
 from orchestrator.peers import Peers
@@ -76,7 +77,7 @@ class Driver:
             tools: what all generations of the process share.
         """
         self._job, self._commit, self._metrics, self._settings = job, commit, tools.metrics, tools.settings
-        self._events: asyncio.Queue[Event | Reported | Drained] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | Reported | Scored | Drained] = asyncio.Queue()
         # Bounded by the commit limit: the verifier stops a fixed number of tokens ahead of what was taken.
         self._client: asyncio.Queue[GenerationEvent | OutriderError] = asyncio.Queue()
         for event in job.greeting:
@@ -149,7 +150,7 @@ class Driver:
         session_id, text = self._job.session_id, "the orchestrator is stopping: resume the session at another one"
         self.feed(Failed(HandedOver(text, session_id, self._shown_len)))
 
-    def feed(self, event: Event | Reported | Drained) -> None:
+    def feed(self, event: Event | Reported | Scored | Drained) -> None:
         """Add an event; never waits."""
         self._events.put_nowait(event)
 
@@ -204,6 +205,8 @@ class Driver:
             event = await self._events.get()
             if isinstance(event, Reported):
                 self._on_report(event)
+            elif isinstance(event, Scored):
+                await self._on_scored(event)
             elif isinstance(event, Drained):
                 self._help(self._search.hand_over(event.opened))
             else:
@@ -299,6 +302,15 @@ class Driver:
         if tuned is not None:
             self.feed(tuned)
 
+    async def _on_scored(self, scored: Scored) -> None:
+        """Tell the client what is new of the prompt; where nothing else was asked for, that is all."""
+        scoring = self._peers.scoring
+        new = scoring.take(scored.scores) if scored.opened == self._peers.opened else None
+        if new is not None:
+            self._client.put_nowait(new)
+        if not scoring.is_open and not self._job.state.max_tokens:
+            await self._step(Complete())
+
     def _on_report(self, report: Reported) -> None:
         self._spoken.drafted.inc(self._meter.add_status(report.generation, report.status))
         self._tuning.observe_status(report.status)
@@ -363,7 +375,7 @@ class Driver:
             if self._search.due(self._rounds.off_reason):
                 self._help(self._search.drafter(length))
             silent_s = time.monotonic() - self._peers.heard_s
-            if length >= self._rounds.commit_limit:
+            if length >= self._rounds.commit_limit and not self._peers.scoring.is_open:
                 self._peers.heard_s = time.monotonic()
             elif silent_s > self._settings.verdict_timeout_s:
                 self._peers.give_up_verifier()

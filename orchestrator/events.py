@@ -112,6 +112,11 @@ class VerifierChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """Everything is told: no token was to be generated."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The client is gone."""
 
@@ -134,6 +139,7 @@ Event = (
     | DrafterAsked
     | VerifierLost
     | VerifierChosen
+    | Complete
     | Cancelled
     | Failed
 )

@@ -20,7 +20,7 @@ from orchestrator.language import Language
 from orchestrator.placement import Room
 from orchestrator.quotas import Ticket
 from orchestrator.replaying import can_redraw, check_position, replay, told
-from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key
+from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key, with_ends
 from orchestrator.text import Detokenizer
 from outrider.errors import DataLoss, InvalidRequest, OutriderError, Unavailable
 from outrider.generation import (
@@ -34,6 +34,7 @@ from outrider.generation import (
     TextPrompt,
     Usage,
 )
+from outrider.grammar import Grammars
 from outrider.ids import FinishReason, SessionId, TokenClass, WorkerId
 from outrider.messages import TokenLogprobs, WorkerDescription
 from outrider.store.errors import SessionNotFound
@@ -73,6 +74,7 @@ class Opening:
             name: of this process; first part of the names that leases are held under.
         """
         self._language, self._tools, self._defaults, self._name = language, tools, defaults, name
+        self._grammars = Grammars(language.encoder, language.vocabulary.size)
 
     # -- a new generation ------------------------------------------------------------------------------------------
 
@@ -93,7 +95,10 @@ class Opening:
             StoreError: the session could not be written.
         """
         self._require_model(request.model)
+        request = with_ends(request, self._language.end_ids)
         check(request, self._language.vocabulary)
+        if request.sampling.grammar is not None:
+            await asyncio.to_thread(self._grammars.begin, request.sampling)
         if request.session_id:
             return await self._continue(request, started_s, ticket)
         prompt = await self._encode(request, first=True)
@@ -158,6 +163,8 @@ class Opening:
             key=session_key(mode, request.seed),
             sample_index=request.sample_index,
             num_logprobs=-1 if request.num_logprobs is None else request.num_logprobs,
+            num_prompt_logprobs=-1 if request.num_prompt_logprobs is None else request.num_prompt_logprobs,
+            processed_logprobs=request.processed_logprobs,
             stop_strings=request.stop,
             stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
             speculation=request.speculation,
@@ -335,6 +342,7 @@ class Opening:
             stop_ids=frozenset(state.stop_ids),
             eos_ids=self._language.end_ids,
             stop_strings=state.stop_strings,
+            min_len=state.prompt_len + state.sampling.min_tokens,
         )
         return Commit(ends, Detokenizer(self._language.decoder, prompt), mute_until)
 

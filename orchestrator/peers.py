@@ -22,8 +22,9 @@ from orchestrator.events import (
     VerdictArrived,
     VerifierLost,
 )
-from orchestrator.job import Drained, Job, Reported, Tools
+from orchestrator.job import Drained, Job, Reported, Scored, Tools
 from orchestrator.placement import PREDICTION
+from orchestrator.prompt_scores import PromptScoring
 from orchestrator.wire import Wire
 from outrider.codec.decode import decode_request_to_proto, decode_response_from_proto
 from outrider.codec.draft import draft_request_to_proto, draft_response_from_proto
@@ -50,6 +51,7 @@ from outrider.messages import (
     DraftResponseMessage,
     Draining,
     Preparing,
+    PromptScores,
     WorkerDescription,
 )
 from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
@@ -68,7 +70,7 @@ DraftWire = Wire[DraftRequestMessage, DraftResponseMessage]
 class Feed(Protocol):
     """Takes events; never waits."""
 
-    def __call__(self, event: Event | Reported | Drained) -> None:
+    def __call__(self, event: Event | Reported | Scored | Drained) -> None:
         """Add an event to the driver's queue."""
         ...
 
@@ -86,6 +88,8 @@ class Peers:
             metadata: that the calls carry.
         """
         self._job, self._feed = job, feed
+        self.scoring = PromptScoring(job)
+        """What has been told of the prompt."""
         self._placement, self._breakers = tools.placement, tools.placement.breakers
         self._timeout_s, self._metadata = tools.settings.generation_timeout_s, metadata
         self._dropped = tools.metrics.speculation.dropped
@@ -111,7 +115,8 @@ class Peers:
     def open_verifier(self, command: OpenVerifier, tasks: asyncio.TaskGroup) -> None:
         """Open `Decode`."""
         worker, opened = self.known[command.worker_id], command.generation
-        wire = DecodeWire(_decode_open(self._job, command), decode_request_to_proto, decode_response_from_proto)
+        opening = _decode_open(self._job, command, self.scoring)
+        wire = DecodeWire(opening, decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
         self._decode_opened_s, self._has_spoken = self._breakers.now_s(), False
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
@@ -198,6 +203,8 @@ class Peers:
             self.heard_s, self._has_spoken = time.monotonic(), True
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
+        elif isinstance(heard, PromptScores):
+            self._feed(Scored(opened, heard))
         elif not isinstance(heard, Preparing):
             if opened == self.opened:
                 self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
@@ -232,7 +239,7 @@ class Peers:
         self._feed(DrafterLost(generation, error.reason.lower()))
 
 
-def _decode_open(job: Job, command: OpenVerifier) -> DecodeOpen:
+def _decode_open(job: Job, command: OpenVerifier, scoring: PromptScoring) -> DecodeOpen:
     state = job.state
     return DecodeOpen(
         session_id=job.session_id,
@@ -245,6 +252,8 @@ def _decode_open(job: Job, command: OpenVerifier) -> DecodeOpen:
         sample_index=state.sample_index,
         prompt_len=state.prompt_len,
         num_logprobs=state.num_logprobs,
+        num_prompt_logprobs=state.num_prompt_logprobs if scoring.is_open else -1,
+        processed_logprobs=state.processed_logprobs,
         commit_limit=command.commit_limit,
         speculation=command.speculation,
         patience_s=command.patience_s,

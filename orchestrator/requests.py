@@ -4,7 +4,7 @@
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
 from outrider.generation import GenerationRequest
@@ -24,6 +24,25 @@ class Defaults:
     """`REJECTION` or `BLOCK`."""
     trust_drafters: bool = True
     """False: unseeded requests are coupled to a fresh random key, where a drafter that lies changes nothing."""
+
+
+def with_ends(request: GenerationRequest, end_ids: frozenset[int]) -> GenerationRequest:
+    """Return a request whose parameters know what ends its output.
+
+    Args:
+        request: as a client sent it.
+        end_ids: the model's end-of-sequence ids.
+    """
+    sampling = request.sampling
+    ending = {*request.stop_token_ids, *(() if request.ignore_eos else end_ids)}
+    return replace(
+        request,
+        sampling=replace(
+            sampling,
+            end_token_ids=tuple(sorted(ending)) if sampling.min_tokens else (),
+            grammar_end_ids=tuple(sorted(end_ids)) if sampling.grammar is not None else (),
+        ),
+    )
 
 
 def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
@@ -46,9 +65,23 @@ def check(request: GenerationRequest, vocabulary: Vocabulary) -> None:
             if not 0 <= token_id < size:
                 raise InvalidRequest(f"{field}[{index}]", token_id, f"a token id in 0 .. {size - 1}")
     validate(request.sampling, size)
+    _check_together(request)
     if request.mode in (Mode.REJECTION, Mode.BLOCK) and request.seed is not None:
         allowed = f"no seed in mode {request.mode.name}, whose text depends on timing; use COUPLED"
         raise InvalidRequest("seed", request.seed, allowed)
+
+
+def _check_together(request: GenerationRequest) -> None:
+    """Refuse fields that contradict each other."""
+    sampling, most = request.sampling, request.max_tokens
+    if most is not None and sampling.min_tokens > most:
+        raise InvalidRequest("sampling.min_tokens", sampling.min_tokens, f"an integer in 0 .. max_tokens ({most})")
+    if most == 0 and request.num_prompt_logprobs is None:
+        raise InvalidRequest("max_tokens", most, "an integer >= 1, or 0 beside prompt_logprobs")
+    if request.processed_logprobs and request.num_logprobs is None:
+        raise InvalidRequest("processed_logprobs", True, "false without logprobs")
+    if request.ignore_eos and sampling.grammar is not None:
+        raise InvalidRequest("ignore_eos", True, "false beside a grammar, whose output has an end")
 
 
 def check_length(prompt_len: int, max_tokens: int | None, context_len: int, defaults: Defaults) -> int:
@@ -61,14 +94,14 @@ def check_length(prompt_len: int, max_tokens: int | None, context_len: int, defa
         defaults: for a request that does not say.
 
     Raises:
-        InvalidRequest: the prompt leaves no room, or no token is asked for.
+        InvalidRequest: the prompt leaves no room.
     """
     if prompt_len >= context_len:
         raise InvalidRequest("prompt", f"{prompt_len} tokens", f"1 .. {context_len - 1} tokens, earlier turns included")
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest("max_tokens", max_tokens, "an integer >= 1")
+    if max_tokens is not None and max_tokens < 0:
+        raise InvalidRequest("max_tokens", max_tokens, "an integer >= 0")
     room = context_len - prompt_len
-    return min(room, max_tokens or defaults.max_tokens or room)
+    return min(room, defaults.max_tokens or room if max_tokens is None else max_tokens)
 
 
 def choose_mode(request: GenerationRequest, defaults: Defaults) -> Mode:

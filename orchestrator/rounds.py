@@ -29,6 +29,7 @@ from orchestrator.events import (
     CloseVerifier,
     Command,
     Committer,
+    Complete,
     Count,
     DrafterAsked,
     DrafterChosen,
@@ -179,9 +180,9 @@ class Rounds:
                 self._drafter_event(event, out)
             case VerifierLost() | VerifierChosen():
                 self._verifier_event(event, out)
-            case Cancelled() | Failed():
+            case Complete() | Cancelled() | Failed():
                 self._close(out)
-                self._end(Fail(event.error) if isinstance(event, Failed) else Finish(FinishReason.CANCELLED), out)
+                self._end(_last_command(event), out)
             case _:
                 assert_never(event)
         return out
@@ -397,3 +398,10 @@ class Rounds:
         self._phase = _Phase.OVER
         self._outbox.clear()
         out.append(last)
+
+
+def _last_command(event: Complete | Cancelled | Failed) -> Finish | Fail:
+    """Return what a generation that is ended from outside ends with."""
+    if isinstance(event, Failed):
+        return Fail(event.error)
+    return Finish(FinishReason.LENGTH if isinstance(event, Complete) else FinishReason.CANCELLED)

@@ -109,7 +109,9 @@ class CausalLm:
         slot = self._runner.new_slot(by_class=False)
         if self._prefix_reuse:
             slot.match(ids[:-1], [TokenClass.PROMPT] * (len(ids) - 1))
-        self._states[session.session_id] = _State(session, slot, Penalised(session.prompt_len), len(ids) - 1)
+        self._states[session.session_id] = _State(
+            session, slot, Penalised(session.prompt_len, session.grammar), len(ids) - 1
+        )
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
         """Offer what fits into the model's context, if there is KV for it."""

@@ -110,7 +110,7 @@ class FeatureDrafter:
             slot.match(ids[1:-1], [TokenClass.PROMPT] * max(0, len(ids) - 2))
         features = Features(self._net.hidden_size, self._net.dtype, self.info.context_len)
         self._states[session.session_id] = _State(
-            session, slot, features, Penalised(session.prompt_len), sound_len=slot.length
+            session, slot, features, Penalised(session.prompt_len, session.grammar), sound_len=slot.length
         )
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:

@@ -104,7 +104,7 @@ class Medusa:
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
         """Begin a session; its features are still to come."""
         features = Features(self._net.hidden_size, self._net.dtype, self.info.context_len)
-        self._states[session.session_id] = _State(session, features, Penalised(session.prompt_len))
+        self._states[session.session_id] = _State(session, features, Penalised(session.prompt_len, session.grammar))
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan:
         """Offer as many tokens as heads reach from the nearest feature; none where no feature is near."""

@@ -8,6 +8,7 @@ lookup, and for the same reason). All of it follows from the answer's ids alone.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draft_service.drafters.legal import Legal
 from draft_service.drafters.prompt_lookup import MAX_INDEXED, MAX_SKIP
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
 from draft_service.window import FOREVER
@@ -22,6 +23,7 @@ class _State:
 
     session: DraftSession
     aligned: Alignment
+    legal: Legal
     place: int | None = None
     """Of the first token of the proposal being drawn."""
 
@@ -46,7 +48,7 @@ class PredictionDrafter:
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
         """Begin with an answer of no tokens."""
-        self._states[session.session_id] = _State(session, Alignment(session.prediction))
+        self._states[session.session_id] = _State(session, Alignment(session.prediction), Legal(session))
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
         """Offer what is left of the prediction, if the answer stands somewhere in it."""
@@ -58,7 +60,8 @@ class PredictionDrafter:
         state.place = state.aligned.place
         if state.place is None:
             return Plan(0, len(ids) + min(MAX_SKIP, max(1, state.aligned.num_apart)), "not_aligned")
-        return Plan(min(count, len(state.session.prediction) - state.place))
+        allowed = state.legal.num_allowed(ids, state.session.prediction[state.place : state.place + count])
+        return Plan(allowed) if allowed else Plan(0, len(ids) + 1, "banned")
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
         """Copy whole proposals at once; follow a part of a long answer."""
@@ -68,6 +71,7 @@ class PredictionDrafter:
         """Forget where the answer stood at and past `length`."""
         state = self._states[session_id]
         state.aligned.truncate(max(0, length - state.session.prompt_len))
+        state.legal.rewind(length)
 
     def close(self, session_id: SessionId, keep: bool) -> None:
         """Forget the session."""

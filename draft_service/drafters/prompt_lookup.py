@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
+from draft_service.drafters.legal import Legal
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Guessed, Outcome, Plan, Work
 from draft_service.drafters.suffix_automaton import SuffixAutomaton
 from outrider.ids import SessionId
@@ -106,6 +107,7 @@ class _State:
 
     session: DraftSession
     text: Repetitions
+    legal: Legal
     source: int | None = None
     """Position that the planned proposal is copied from."""
 
@@ -132,7 +134,9 @@ class PromptLookup:
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
         """Begin with nothing indexed; a closed session leaves nothing behind, indexing is fast enough."""
-        self._states[session.session_id] = _State(session, Repetitions(self._min_ngram, session.prompt_len))
+        self._states[session.session_id] = _State(
+            session, Repetitions(self._min_ngram, session.prompt_len), Legal(session)
+        )
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
         """Offer all tokens asked for if the text's end occurred before, else nothing for a while."""
@@ -141,7 +145,8 @@ class PromptLookup:
             return None
         state.source = state.text.position
         if state.source is not None:
-            return Plan(count)
+            allowed = state.legal.num_allowed(ids, _copied(ids, state.source, count))
+            return Plan(allowed) if allowed else Plan(0, len(ids) + 1, "banned")
         return Plan(0, len(ids) + min(MAX_SKIP, max(1, state.text.num_misses)), "no_match")
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
@@ -151,6 +156,7 @@ class PromptLookup:
     def rewind(self, session_id: SessionId, length: int) -> None:
         """Take the text at and past `length` out of the index."""
         self._states[session_id].text.truncate(length)
+        self._states[session_id].legal.rewind(length)
 
     def close(self, session_id: SessionId, keep: bool) -> None:
         """Forget the session."""
@@ -172,6 +178,11 @@ class PromptLookup:
         return Guessed()
 
     def _copy(self, state: _State, source: int, work: Work) -> Outcome:
-        tokens = tuple(islice(cycle(work.ids[source : source + work.count]), work.count))
+        tokens = _copied(work.ids, source, work.count)
         rows = tuple(one_hot_row(token) for token in tokens) if state.session.mode.needs_rows else ()
         return Guessed(tokens, rows)
+
+
+def _copied(ids: Sequence[int], source: int, count: int) -> tuple[int, ...]:
+    """Return so many tokens from a place of the text on; a copy that reaches the text's end goes on with itself."""
+    return tuple(islice(cycle(ids[source : source + count]), count))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
+from outrider.history import GrammarState
 from outrider.ids import Epoch, Mode, SessionId
 from outrider.messages import SamplingParams, SparseRow, TargetFeatures
 
@@ -59,6 +60,8 @@ class DraftSession:
     """What the client expects behind the prompt."""
     drafter: str = ""
     """Kind that alone may draft, of several; empty: all."""
+    grammar: GrammarState | None = None
+    """Where the request's grammar begins, to be copied and never moved on; None: it has none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

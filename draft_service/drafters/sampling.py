@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draft_service.drafters.protocol import DraftSession, Guessed
-from outrider.history import History
+from outrider.history import GrammarState, History
 from outrider.ids import Epoch, Mode
 from outrider.messages import SamplingParams, SparseRow
 from outrider.noise import gumbel_field_at, word64
@@ -32,24 +32,46 @@ from outrider.verification.siblings import DraftWords, draw_sibling
 
 @dataclass(slots=True)
 class Penalised:
-    """What a session has said, as far as penalties need to know; drafts count like committed tokens."""
+    """What a session has said, as far as its parameters need to know; drafts count like committed tokens."""
 
     prompt_len: int
+    grammar: GrammarState | None = None
+    """Where the request's grammar begins; never moved on."""
     _history: History | None = None
     _length: int = 0
+    _kept: History | None = None
+    """Of the text that rewinds have left alone, so that none of them makes all of it be read again."""
+    _kept_len: int = 0
+    _sound_len: int = 0
 
     def at(self, ids: Sequence[int]) -> History:
         """Return the history of a text; cheap when it is longer than the last one and `rewind` was told of changes."""
-        if self._history is None or self._length > len(ids):
-            self._history, self._length = History(ids[: self.prompt_len]), min(self.prompt_len, len(ids))
-        self._history.advance(ids[self._length :])
-        self._length = len(ids)
-        return self._history
+        history = self._history
+        if history is None or self._length > len(ids):
+            history = self._restarted(ids)
+        history.advance(ids[self._length :])
+        self._history, self._length = history, len(ids)
+        return history
 
     def rewind(self, length: int) -> None:
         """The text at and past `length` is not what it was."""
         if length < self._length:
-            self._history = None
+            self._history, self._sound_len = None, length
+        if length < self._kept_len:
+            self._kept, self._kept_len, self._sound_len = None, 0, length
+
+    def _restarted(self, ids: Sequence[int]) -> History:
+        """Return the history of the sound part of a text, of which `at` adds the rest."""
+        kept = self._kept
+        if kept is None or self._kept_len > len(ids):
+            kept = History(ids[: self.prompt_len], grammar=None if self.grammar is None else self.grammar.copy())
+            self._kept_len = min(self.prompt_len, len(ids))
+        sound_len = min(self._sound_len, len(ids))
+        if sound_len > self._kept_len:
+            kept.advance(ids[self._kept_len : sound_len])
+            self._kept_len = sound_len
+        self._kept, self._length = kept, self._kept_len
+        return kept.after(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +165,16 @@ class Ranked:
         self.token_ids: npt.NDArray[np.int64] = np.asarray(token_ids, dtype=np.int64)
         self.vocab_len = vocab_len
         self._index = torch.from_numpy(self.token_ids)
+        self._ids = frozenset(token_ids)
 
     def is_mute(self, sampling: SamplingParams) -> bool:
-        """Whether a request bans every id there is."""
+        """Whether a request bans every id there is; a request that does so for its first tokens counts as such."""
         banned = {token for token, bias in sampling.logit_bias if bias <= BAN_BIAS}
-        return len(banned) >= len(self.token_ids) and banned.issuperset(self.token_ids.tolist())
+        if sampling.min_tokens:
+            banned.update(sampling.end_token_ids)
+        if sampling.allowed_token_ids:
+            return not (self._ids & set(sampling.allowed_token_ids)) - banned
+        return len(banned) >= len(self.token_ids) and banned.issuperset(self._ids)
 
     def widened(self, logits: Tensor) -> Tensor:
         """Return [1, vocab_len] logits that give all other ids no mass."""
@@ -169,7 +196,7 @@ def guess_ranked(
         epoch: the chain it belongs to.
         history: of all ids before it; needed where the parameters use one.
     """
-    if session.sampling.logit_bias or session.sampling.uses_history:
+    if not session.sampling.keeps_likeliest:
         return guess(ranked.widened(logits), session, position, epoch, history)
     ids = ranked.token_ids
     if session.mode is Mode.GREEDY:

@@ -104,13 +104,13 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerationRequest:
         seed=message.seed if has("seed") else None,
         stop=_stop_from_proto(message),
         stop_token_ids=CLIENT.ids("stop_token_ids", message.stop_token_ids, 0, MAX_STOPS),
-        ignore_eos=_ignore_eos(message),
+        ignore_eos=message.ignore_eos,
         mode=_mode_from_proto(message, sampling),
         speculation=_choice_from_proto(message.speculation),
         drafter=CLIENT.text("drafter", message.drafter),
         num_logprobs=_num_logprobs("logprobs", message),
         num_prompt_logprobs=_num_logprobs("prompt_logprobs", message),
-        processed_logprobs=_processed_logprobs(message),
+        processed_logprobs=message.processed_logprobs,
         return_token_origin=message.return_token_origin,
         sample_index=CLIENT.integer("sample_index", message.sample_index),
         request_id=_request_id(message.request_id),
@@ -184,27 +184,12 @@ def _max_tokens(message: pb.GenerateRequest) -> int | None:
     if not message.HasField("max_tokens"):
         return None
     low = 0 if message.HasField("prompt_logprobs") else 1
-    most = CLIENT.integer("max_tokens", message.max_tokens, low)
-    least = message.sampling.min_tokens
-    CLIENT.require(least <= most, "sampling.min_tokens", least, f"an integer in 0 .. max_tokens ({most})")
-    return most
+    return CLIENT.integer("max_tokens", message.max_tokens, low)
 
 
 def _num_logprobs(field: Literal["logprobs", "prompt_logprobs"], message: pb.GenerateRequest) -> int | None:
     value: int = getattr(message, field)
     return CLIENT.integer(field, value, 0, MAX_LOGPROBS) if message.HasField(field) else None
-
-
-def _processed_logprobs(message: pb.GenerateRequest) -> bool:
-    sound = not message.processed_logprobs or message.HasField("logprobs")
-    CLIENT.require(sound, "processed_logprobs", True, "false without logprobs")
-    return message.processed_logprobs
-
-
-def _ignore_eos(message: pb.GenerateRequest) -> bool:
-    sound = not message.ignore_eos or not message.sampling.HasField("grammar")
-    CLIENT.require(sound, "ignore_eos", True, "false beside a grammar, whose output has an end")
-    return message.ignore_eos
 
 
 def _request_id(value: str) -> str:
