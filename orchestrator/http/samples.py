@@ -51,7 +51,8 @@ class About:
             case Notice():
                 self.notices.append({"reason": event.reason, "text": event.text})
             case PromptLogprobs():
-                self.prompt_logprobs = self._tokens.prompt_logprobs(event.token_ids, event.logprobs)
+                shown = self._tokens.prompt_logprobs(event.token_ids, event.logprobs)
+                self.prompt_logprobs = [*(self.prompt_logprobs or ()), *shown]
             case Finished():
                 self.finished = event
             case Chunk():
