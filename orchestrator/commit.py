@@ -88,7 +88,7 @@ class Commit:
             self._settled = len(self._held)
             return self._release(), None, ""
         found = self._find_stop(self._held)
-        if found is None and length >= self._ends.final_len:
+        if found is None and (length >= self._ends.final_len or self._ended_by_bytes()):
             self._held += self._detokenizer.flush()
             found = self._find_stop(self._held)
             if found is None:
@@ -98,6 +98,14 @@ class Commit:
             text, self._held = self._held[:at], ""
             return text, FinishReason.STOP, stop
         return self._release(), None, ""
+
+    def _ended_by_bytes(self) -> bool:
+        """Return whether text that is held back, since bytes that follow might spoil it, completes a stop string.
+
+        Nothing follows then. Models with byte fallback write a line's end like that.
+        """
+        pending = self._detokenizer.pending() if self._ends.stop_strings else ""
+        return bool(pending) and self._find_stop(self._held + pending) is not None
 
     def _rest(self) -> str:
         """Give out everything: the end is no stop string's."""

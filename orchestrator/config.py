@@ -26,6 +26,10 @@ class OrchestratorSettings(ServiceSettings):
 
     model: str = DEFAULT_MODEL
     """The served model; only its tokenizer is loaded. "toy": the toy model's."""
+    chat_template: str = ""
+    """File with a chat template, in Jinja, used instead of the model's; empty: the model's."""
+    allow_chat_templates: bool = False
+    """Whether clients may bring a chat template: a program, in a sandbox that bounds its time but not its memory."""
     require_keys: bool = False
     """Whether clients need an API key. If not, everybody may call, and sessions belong to whoever knows their name."""
     key_file: str = ""

@@ -1,15 +1,14 @@
 """The tokenizer of the served model: prompts to ids, and what is needed to turn ids into text. No weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never, cast
+from typing import Any, Protocol, assert_never
 
-from jinja2 import TemplateError
-
-from orchestrator.text import Decoder, Tokenizer
+from orchestrator.conversation import Conversations, template_of
+from orchestrator.text import Decoder
 from outrider.codec.checks import MAX_PREDICTION_TOKENS
 from outrider.errors import InvalidRequest, NotFound
-from outrider.generation import ChatMessage, ChatPrompt, TextPrediction, TextPrompt, TokenPrediction, TokenPrompt
+from outrider.generation import ChatPrompt, TextPrediction, TextPrompt, TokenPrediction, TokenPrompt
 from outrider.messages import Vocabulary
 from outrider.model.names import locate
 from outrider.model.toy import ToyTokenizer
@@ -28,12 +27,6 @@ class Encoder(Protocol):
         """Return the ids of a text."""
         ...
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], tokenize: bool = True, add_generation_prompt: bool = True
-    ) -> Any:
-        """Return a conversation as the model wants to see it."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Language:
@@ -41,17 +34,24 @@ class Language:
 
     model: str
     encoder: Encoder
+    conversations: Conversations
     decoder: Decoder
+    """Ids to text without special tokens."""
+    full_decoder: Decoder
+    """Ids to text with special tokens."""
     vocabulary: Vocabulary
     end_ids: frozenset[int]
     """Ids that end a generation."""
+    first_id: int | None = None
+    """Id that the tokenizer puts before a text; None: it has none."""
 
-    def encode(self, prompt: Prompt, *, first: bool) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, *, after: Sequence[int] = ()) -> tuple[int, ...]:
         """Turn a prompt into ids; may block for long ones.
 
         Args:
             prompt: text, ids or a conversation.
-            first: whether it begins a session, so that the model's opening special tokens belong before a text.
+            after: tokens of the session that it continues; empty: it begins one, so that the model's opening special
+                tokens belong before a text.
 
         Raises:
             InvalidRequest: the prompt is empty, or a conversation that the model's template refuses.
@@ -60,9 +60,9 @@ class Language:
             case TokenPrompt():
                 ids = list(prompt.token_ids)
             case TextPrompt():
-                ids = self.encoder.encode(prompt.text, add_special_tokens=first)
+                ids = self._text(prompt.text, first=not after)
             case ChatPrompt():
-                ids = self._chat(prompt.messages)
+                ids = self.conversations.encode(prompt, after)
             case _:
                 assert_never(prompt)
         if not ids:
@@ -89,28 +89,27 @@ class Language:
             case _:
                 assert_never(prediction)
 
-    def _chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        spoken = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text = self.encoder.apply_chat_template(spoken, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, ValueError) as error:
-            allowed = f"a conversation that the chat template of {self.model} takes ({error})"
-            raise InvalidRequest("chat.messages", spoken, allowed) from error
-        return self.encoder.encode(text, add_special_tokens=False)
+    def _text(self, text: str, *, first: bool) -> list[int]:
+        """Encode a text; one that begins with the opening token itself, as templates write it, gets no second one."""
+        ids = self.encoder.encode(text, add_special_tokens=first)
+        return ids[1:] if first and self.first_id is not None and ids[:2] == [self.first_id] * 2 else ids
 
 
-def load_language(model: str) -> Language:
+def load_language(model: str, *, chat_template: str = "", own_templates: bool = False) -> Language:
     """Load a model's tokenizer; blocks, for seconds if the model has to be converted first.
 
     Args:
         model: as `outrider.model.loader.ModelSpec.name`, or `TOY_MODEL`.
+        chat_template: file with a template to use instead of the model's; empty: the model's. A toy has its own.
+        own_templates: whether clients may bring a template.
 
     Raises:
         NotFound: there is no such model.
+        InvalidRequest: the template cannot be read.
     """
     if model == TOY_MODEL:
         toy = ToyTokenizer()
-        return Language(model, toy, Decoder(toy), vocabulary(toy), frozenset({toy.eos_token_id}))
+        return language_of(model, toy, frozenset({toy.eos_token_id}))
     # Here, because a toy needs none of it: it takes seconds to import.
     from transformers import AutoTokenizer  # noqa: PLC0415
 
@@ -120,9 +119,30 @@ def load_language(model: str) -> Language:
     except (OSError, ValueError) as error:
         raise NotFound(f"the tokenizer of {model!r} cannot be loaded from {source}: {error}") from error
     tokenizer.clean_up_tokenization_spaces = False
+    if chat_template:
+        tokenizer.chat_template = template_of(chat_template)
     ends = {*_stated_ends(source), *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])}
+    return language_of(model, tokenizer, frozenset(ends), own_templates=own_templates)
+
+
+def language_of(model: str, tokenizer: Any, end_ids: frozenset[int], *, own_templates: bool = False) -> Language:
+    """Return what follows from a tokenizer.
+
+    Args:
+        model: its name.
+        tokenizer: of `transformers`, or a toy's.
+        end_ids: ids that end a generation.
+        own_templates: whether clients may bring a template.
+    """
     return Language(
-        model, cast(Encoder, tokenizer), Decoder(cast(Tokenizer, tokenizer)), vocabulary(tokenizer), frozenset(ends)
+        model=model,
+        encoder=tokenizer,
+        conversations=Conversations(model, tokenizer, own_templates=own_templates),
+        decoder=Decoder(tokenizer),
+        full_decoder=Decoder(tokenizer, skip_special=False),
+        vocabulary=vocabulary(tokenizer),
+        end_ids=end_ids,
+        first_id=getattr(tokenizer, "bos_token_id", None),
     )
 
 

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 LONG_TEXT = 2000
 """Characters from which on a prompt is tokenized on another thread."""
+MAX_ENCODING = 2
+"""Prompts that are tokenized on other threads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Opening:
         """
         self._language, self._tools, self._defaults, self._name = language, tools, defaults, name
         self._grammars = Grammars(language.encoder, language.vocabulary.size)
+        self._encoding = asyncio.Semaphore(MAX_ENCODING)
 
     # -- a new generation ------------------------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class Opening:
             await asyncio.to_thread(self._grammars.begin, request.sampling)
         if request.session_id:
             return await self._continue(request, started_s, ticket)
-        prompt = await self._encode(request, first=True)
+        prompt = await self._encode(request)
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = await self._state(request, len(prompt), verifier, ticket)
@@ -130,7 +133,7 @@ class Opening:
         store, session_id = self._tools.store, request.session_id
         before, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
         self._require_model(before.model)
-        prompt = await self._encode(request, first=False)
+        prompt = await self._encode(request, logged.token_ids)
         length = logged.length + len(prompt)
         resident = await self._resident(session_id, before)
         verifier = await self._tools.placement.choose_verifier(
@@ -172,6 +175,7 @@ class Opening:
             prediction=await self._predicted(request),
             return_origin=request.return_token_origin,
             request_id=request.request_id,
+            skip_special_tokens=request.skip_special_tokens,
             fingerprint=verifier.fingerprint,
             verifier_id=verifier.worker_id,
             owner=ticket.caller.key_id,
@@ -273,11 +277,12 @@ class Opening:
         if model not in ("", self._language.model):
             raise InvalidRequest("model", model, f"{self._language.model!r}, or nothing")
 
-    async def _encode(self, request: GenerationRequest, *, first: bool) -> tuple[int, ...]:
-        """Tokenize, on another thread where that takes long."""
+    async def _encode(self, request: GenerationRequest, after: Sequence[int] = ()) -> tuple[int, ...]:
+        """Tokenize, on another thread where that takes long; few at once, for templates hold up the event loop."""
         if isinstance(request.prompt, TextPrompt) and len(request.prompt.text) < LONG_TEXT:
-            return self._language.encode(request.prompt, first=first)
-        return await asyncio.to_thread(self._language.encode, request.prompt, first=first)
+            return self._language.encode(request.prompt, after=after)
+        async with self._encoding:
+            return await asyncio.to_thread(self._language.encode, request.prompt, after=after)
 
     async def _predicted(self, request: GenerationRequest) -> tuple[int, ...]:
         """Tokenize what is expected, on another thread where that takes long."""
@@ -344,7 +349,9 @@ class Opening:
             stop_strings=state.stop_strings,
             min_len=state.prompt_len + state.sampling.min_tokens,
         )
-        return Commit(ends, Detokenizer(self._language.decoder, prompt), mute_until)
+        language = self._language
+        decoder = language.decoder if state.skip_special_tokens else language.full_decoder
+        return Commit(ends, Detokenizer(decoder, prompt), mute_until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ rollback, a token fed twice, a foreign block or one that somebody else has writt
 """
 
 import hashlib
+import json
 import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -331,10 +333,29 @@ class ToyTokenizer:
         data = b"".join(self._pieces[token] if token else eos for token in token_ids)
         return data.decode(errors="replace")
 
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Return the tokens beside the vocabulary proper: none that could be written."""
+        return {}
+
+    def get_chat_template(self, chat_template: str | None = None, tools: list[Any] | None = None) -> str:
+        """Return what conversations are shown by, in words: the toy has no other."""
+        return "tools, then messages, then the assistant's turn"
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], tokenize: bool = True, add_generation_prompt: bool = True
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tokenize: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[Any] | None = None,
+        chat_template: str | None = None,
     ) -> list[int] | str:
         """Join messages as `role: content` lines; the answer's role is appended when asked for."""
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        text = f"tools: {json.dumps(tools)}\n" if tools else ""
+        for message in conversation:
+            calls = f" {json.dumps(message['tool_calls'])}" if "tool_calls" in message else ""
+            text += f"{message['role']}: {message.get('content', '')}{calls}\n"
+        text = text[:-1] if continue_final_message else text
         text += "assistant: " if add_generation_prompt else ""
         return self.encode(text) if tokenize else text

@@ -117,6 +117,7 @@ _FIELDS: Mapping[str, _Codec] = {
     "prediction": _Codec(pack_ids, unpack_ids),
     "return_origin": _Codec(_json, lambda raw: bool(json.loads(raw))),
     "request_id": _TEXT,
+    "skip_special_tokens": _Codec(_json, lambda raw: bool(json.loads(raw))),
     "fingerprint": _TEXT,
     "status": _Codec(lambda value: _text(value.value), lambda raw: SessionStatus(raw.decode())),
     "finish_reason": _Codec(_json, lambda raw: None if raw == b"null" else FinishReason(int(raw))),

@@ -54,6 +54,8 @@ class SessionState:
     """Whether the client is told where each token came from."""
     request_id: str = ""
     """The client's name for the request that began this generation; empty: it gave none."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves special tokens out."""
     fingerprint: str = ""
     """Engine that the generation began on: a text is the same bit for bit on that one."""
     status: SessionStatus = SessionStatus.RUNNING

@@ -9,13 +9,14 @@ from outrider.codec import decode, draft, generation, propose, types
 from outrider.codec.chat import (
     MAX_CHAT_MESSAGES,
     MAX_JSON_DEPTH,
+    MAX_PROMPT_CHARS,
     MAX_TEMPLATE_CHARS,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
     MAX_TOOLS_CHARS,
 )
 from outrider.codec.checks import MAX_NAME_CHARS, MAX_SESSION_CHARS, MAX_TEXT_CHARS
-from outrider.codec.generation import MAX_PROMPT_CHARS, MAX_PROMPT_TOKENS, MAX_STOP_CHARS, MAX_STOPS
+from outrider.codec.generation import MAX_PROMPT_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from outrider.codec.types import MAX_ATTRIBUTES, MAX_LOGIT_BIAS
 from outrider.errors import InvalidRequest, ProtocolError
 from outrider.v1 import draft_pb2, generation_pb2, types_pb2, verify_pb2
@@ -47,12 +48,12 @@ def calls(count: int, name: int) -> generation_pb2.Chat:
     return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="assistant", tool_calls=[each] * count)])
 
 
-def aside(**fields: str) -> generation_pb2.Chat:
-    whose = {"role": "tool", "content": "x", **fields}
+def aside(**fields: Any) -> generation_pb2.Chat:
+    whose: dict[str, Any] = {"role": "tool", "content": "x", **fields}
     return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(**whose)])
 
 
-def options(**fields: str) -> generation_pb2.Chat:
+def options(**fields: Any) -> generation_pb2.Chat:
     return generation_pb2.Chat(messages=[generation_pb2.ChatMessage(role="user", content="x")], **fields)
 
 
