@@ -20,9 +20,9 @@ RUN python3 -m venv /opt/outrider \
     && /opt/outrider/bin/pip install ${TORCH_FLAGS} "${TORCH}"
 # What the code needs changes less often than the code does, so it has a layer of its own.
 COPY pyproject.toml constraints.txt ./
-RUN /opt/outrider/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-        > requirements.txt \
-    && /opt/outrider/bin/pip install -c constraints.txt -r requirements.txt setuptools
+RUN /opt/outrider/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        print(*p['dependencies'], *p['optional-dependencies']['otlp'], 'setuptools', sep='\n')" > requirements.txt \
+    && /opt/outrider/bin/pip install -c constraints.txt -r requirements.txt
 COPY . .
 RUN /opt/outrider/bin/pip install --no-deps --no-build-isolation .
 

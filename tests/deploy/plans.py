@@ -84,7 +84,9 @@ def compose_plans(project: Json) -> dict[str, Plan]:
 
 
 def _compose_plan(name: str, service: Json, others: Json) -> Plan:
-    conditions = {"service_healthy": "healthy", "service_completed_successfully": "completed"}
+    conditions = {
+        "service_started": "healthy", "service_healthy": "healthy", "service_completed_successfully": "completed",
+    }  # fmt: skip
     check = service.get("healthcheck") or {}
     mounts = service.get("volumes", [])
     secrets = {
@@ -92,7 +94,7 @@ def _compose_plan(name: str, service: Json, others: Json) -> Plan:
     }
     return Plan(
         name=name,
-        command=tuple(service["command"]),
+        command=tuple(service.get("command") or ()),
         environment=service.get("environment") or {},
         stop_s=seconds(service.get("stop_grace_period", "10s")),
         startup=None if not check or check.get("disable") else _health_check(check, starting=True),

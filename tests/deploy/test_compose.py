@@ -8,11 +8,16 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from outrider.config import SERVICE_PREFIXES
 from tests.deploy.files import ROOT, composed, project
 from tests.deploy.plans import compose_plans, seconds
 
 BOTH = ("docker-compose.yml", "docker-compose.tls.yml")
-PROFILES = {"cpu": {"verifier", "draft"}, "gpu": {"verifier-gpu", "draft-gpu"}, "observe": set[str]()}
+PROFILES = {
+    "cpu": {"verifier", "draft"},
+    "gpu": {"verifier-gpu", "draft-gpu"},
+    "observe": {"prometheus", "grafana", "traces"},
+}
 ALWAYS = {"store", "models", "orchestrator"}
 SERVICES = ("verifier", "draft", "orchestrator", "verifier-gpu", "draft-gpu")
 
@@ -124,7 +129,7 @@ def test_sessions_survive_the_store() -> None:
 def test_the_tls_file_leaves_no_edge_in_plaintext() -> None:
     services = everything(tls=True)
     for name in SERVICES:
-        prefix = next(each for each in services[name]["environment"] if each.endswith("_LISTEN")).removesuffix("LISTEN")
+        prefix = next(each for each in SERVICE_PREFIXES if f"{each}LISTEN" in services[name]["environment"])
         settings = services[name]["environment"]
         assert settings[f"{prefix}STORE_URL"].startswith("rediss://"), name
         parts = ("TLS_CERT", "TLS_KEY", "TLS_CA", "STORE_TLS_CERT", "STORE_TLS_KEY", "STORE_TLS_CA")

@@ -8,7 +8,7 @@ from tests.deploy.files import OVERLAYS, Json, rendered, selects, workloads
 
 PEERS = ("orchestrator", "verifier", "draft", "store", "fetch-models")
 PORTS = {"orchestrator": 7400, "verifier": 7401, "draft": 7402, "store": 6379, "fetch-models": 80}
-METRICS = 9400
+METRICS, HTTP = 9400, 8000
 EDGES = {
     ("orchestrator", "verifier"),
     ("orchestrator", "draft"),
@@ -67,7 +67,7 @@ def reaches(case: str, source: dict[str, str], sink: dict[str, str], port: int) 
 def test_the_edges_of_the_design_are_open_and_no_others(case: str) -> None:
     pods = labels_of(case)
     inside = [name for name in PEERS if name in pods]
-    ports = sorted({*PORTS.values(), METRICS, 22, 443})
+    ports = sorted({*PORTS.values(), METRICS, HTTP, 22, 443})
     found = {
         (source, sink, port)
         for source in inside
@@ -91,7 +91,8 @@ def test_clients_reach_orchestrators_alone(case: str) -> None:
     client: dict[str, Any] = {"outrider/client": "true"}
     for name, labels in labels_of(case).items():
         rules = [each["spec"].get("ingress", []) for each in applying(case, labels, "Ingress")]
-        assert any(allows(each, "from", client, PORTS[name]) for each in rules) is (name == "orchestrator"), name
+        for port in (PORTS[name], HTTP):
+            assert any(allows(each, "from", client, port) for each in rules) is (name == "orchestrator"), (name, port)
 
 
 @pytest.mark.parametrize("case", CASES)

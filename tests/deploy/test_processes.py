@@ -4,6 +4,7 @@ The toy model stands for real ones, chosen by the variables that users choose mo
 """
 
 import asyncio
+import json
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 
 from outrider.client import Client
 from outrider.generation import Chunk, Finished
+from outrider.model.toy import ToyTokenizer
 from tests.deploy.files import project, rendered
 from tests.deploy.load import Load, request_of, text_of
 from tests.deploy.plans import compose_plans, kubernetes_plans
@@ -33,7 +35,7 @@ TOY = {
     "OUTRIDER_VERIFY_MODEL": "toy", "OUTRIDER_DRAFT_MODEL": "toy", "OUTRIDER_DRAFT_DRAFTER": "toy",
     "OUTRIDER_ORCHESTRATOR_MODEL": "toy",
 }  # fmt: skip
-ORCHESTRATOR = 7400
+ORCHESTRATOR, HTTP = 7400, 8000
 DEPLOYMENTS = ("verifier", "draft", "orchestrator")
 
 
@@ -72,6 +74,19 @@ async def asked(addresses: list[str], seed: int) -> Finished:
     return event
 
 
+async def gateway_says(address: str) -> str:
+    """Ask for a greedy text over HTTP."""
+    body = {"model": "toy", "prompt": "the cat ", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    headers = {"Content-Type": "application/json"}
+    call = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode(), headers)
+
+    def read() -> str:
+        with urllib.request.urlopen(call, timeout=30) as answer:
+            return str(json.load(answer)["choices"][0]["text"])
+
+    return await asyncio.to_thread(read)
+
+
 async def has_drafted(process: Process) -> bool:
     """Return whether a draft worker has drawn tokens."""
     url = f"http://127.0.0.1:{process.environment['OUTRIDER_DRAFT_METRICS_PORT']}/metrics"
@@ -91,6 +106,8 @@ async def test_compose_starts_in_order_and_serves(compose: Stage) -> None:
     assert compose.completed == ["models"]
     finished = await asked(compose.addresses("orchestrator", ORCHESTRATOR), seed=1)
     assert finished.figures.num_accepted > 0, "nothing was drafted"
+    (gateway,) = compose.addresses("orchestrator", HTTP)
+    assert await gateway_says(gateway) == ToyTokenizer().decode(text_of("the cat ", 8, None))
 
 
 async def test_draft_workers_come_and_go_under_load_and_no_text_changes(compose: Stage) -> None:

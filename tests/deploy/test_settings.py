@@ -50,7 +50,7 @@ def test_each_service_takes_what_it_is_given(
 ) -> None:
     served = set()
     for plan in plans(case, tmp_path_factory):
-        module = plan.command[-1]
+        module = plan.command[-1] if plan.command else ""
         others = [name for name in plan.environment if name.startswith("OUTRIDER_")]
         if module not in MODULES:
             assert all(name.startswith(SERVICE_PREFIXES) or name in SHARED_VARIABLES for name in others), plan.name
