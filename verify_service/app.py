@@ -110,6 +110,8 @@ class VerifyApp:
             await asyncio.to_thread(engine.join, STOP_TIMEOUT_S)
             if loaded.tier is not None:
                 await asyncio.to_thread(loaded.tier.blocks.close, STOP_TIMEOUT_S)
+            if loaded.ranks is not None:
+                await asyncio.to_thread(loaded.ranks.dismiss, STOP_TIMEOUT_S)
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
 

@@ -20,6 +20,10 @@ class VerifySettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="OUTRIDER_VERIFY_", frozen=True, extra="forbid")
 
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Processes that share the model, each with its part of every layer: what `torchrun --nproc-per-node` starts."""
+    rank_timeout_s: float = Field(default=60.0, ge=1)
+    """Longest that one of them waits for the others inside a pass, and at the start."""
     max_waiting: int = Field(default=256, ge=0)
     """Sessions that wait for a place; one more is refused."""
     retry_delay_s: float = Field(default=1.0, ge=0)
@@ -71,6 +75,8 @@ class VerifySettings(ModelSettings):
             raise ValueError("a URL that begins with redis://, rediss:// or unix://")
         if value and not info.data.get("prefix_reuse", True):
             raise ValueError("nothing where prefix_reuse is off")
+        if value and info.data.get("tensor_parallel", 1) > 1:
+            raise ValueError("nothing where tensor_parallel is more than 1: each process has a part of every block")
         return value
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from outrider.tier.tier import BlockTier
 from verify_service.config import TOY, VerifySettings
 from verify_service.restoring import Tier
 
+if TYPE_CHECKING:
+    from outrider.model.parallel import Ranks
+
 Progress = Callable[[str, float | None], None]
 
 
@@ -29,6 +33,8 @@ class Loaded:
     """Whose map is told to those who ask; None: it is not told."""
     tier: Tier | None = None
     """Where its KV is stored outside this process; whoever takes it closes it."""
+    ranks: "Ranks | None" = None
+    """The processes that share the model; whoever stops dismisses the others."""
 
 
 def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
@@ -48,16 +54,37 @@ def load_target(settings: VerifySettings, on_progress: Progress) -> Loaded:
     # Here, because a toy needs none of it: the model libraries take seconds to import.
     from outrider.model.opening import open_model  # noqa: PLC0415
 
-    spec = ModelSpec(settings.model, settings.dtype, None, settings.device)
+    spec, ranks = spec_of(settings), meet(settings)
     opened = open_model(
         spec,
         num_blocks=settings.pool,
         context_len=settings.context_len,
         on_progress=on_progress,
         digest_weights=bool(settings.kv_tier_url),
+        ranks=ranks,
     )
     tier = open_tier(settings, opened.runner, opened.weights)
-    return Loaded(opened.runner, opened.vocabulary, opened.tokenizer, tier)
+    return Loaded(opened.runner, opened.vocabulary, opened.tokenizer, tier, ranks)
+
+
+def spec_of(settings: VerifySettings) -> ModelSpec:
+    """Return which model the settings ask for."""
+    return ModelSpec(settings.model, settings.dtype, None, settings.device, tensor_parallel=settings.tensor_parallel)
+
+
+def meet(settings: VerifySettings) -> "Ranks | None":
+    """Meet the other processes that share the model; None: there are none.
+
+    Raises:
+        InvalidRequest: `torchrun` started another number of processes than the settings say.
+        RunnerBroken: they did not come.
+    """
+    from outrider.model.parallel import join, own_rank  # noqa: PLC0415 - as in `load_target`
+
+    if settings.tensor_parallel == 1:
+        own_rank(1)
+        return None
+    return join(settings.tensor_parallel, settings.device, settings.rank_timeout_s)
 
 
 def open_tier(settings: VerifySettings, runner: ModelRunner, weights: bytes) -> Tier | None:

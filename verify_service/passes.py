@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from outrider.errors import Internal
 from outrider.ids import TokenClass
-from outrider.model.runner import ModelRunner, Rows
+from outrider.model.runner import ModelRunner, Rows, RunnerBroken
 from verify_service.driver import Driver
 from verify_service.residence import Residence
 from verify_service.scheduler import Scheduler, Work
@@ -69,6 +69,8 @@ class Passes:
             return []
         try:
             return self.runner.forward([work.feed for work in works])
+        except RunnerBroken:
+            raise  # nobody can be served any more
         except Exception as error:
             self.counters["failed_passes"] += 1
             for work in works:

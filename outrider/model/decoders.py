@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from outrider.model.attention import ATTENTION_NAME
 from outrider.model.fused import FusedDecoder
 from outrider.model.planning import PassInput
+from outrider.model.sharding import local
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class StockModel:
             self._model.base_model(given.token_ids[None], **kwargs)
             return None
         output = self._model(given.token_ids[None], logits_to_keep=given.kept, **kwargs)
-        return PassOutput(output.logits[0], cast(Tensor, self._head_input)[0])
+        return PassOutput(output.logits[0], local(cast(Tensor, self._head_input))[0])
 
     def _keep_head_input(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._head_input = args[0]

@@ -10,7 +10,7 @@ others use takes a copy first, and one that is known by its content stops being 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -263,10 +263,14 @@ class KvCache:
             device: The model's.
         """
         rows = num_blocks * BLOCK_LEN
+        self.on_move: Callable[[list[int], list[int]], None] = lambda _sources, _targets: None
+        self.on_copy: Callable[[int, int], None] = lambda _source, _target: None
+        """Told first of what is copied, so that other ranks do the same."""
         self.layers = [torch.zeros(rows, 2 * heads, dim, dtype=dtype, device=device) for heads, dim in shapes]
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy keys and values of single pool rows to others, which may overlap."""
+        self.on_move(sources, targets)
         device = self.layers[0].device
         read, write = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for pool in self.layers:
@@ -274,6 +278,7 @@ class KvCache:
 
     def copy(self, source: int, target: int) -> None:
         """Copy one block's keys and values to another block."""
+        self.on_copy(source, target)
         for pool in self.layers:
             blocks = pool.view(-1, BLOCK_LEN, *pool.shape[1:])
             blocks[target].copy_(blocks[source])

@@ -9,12 +9,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub import HfApi
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from outrider.errors import FailedPrecondition, NotFound
 from outrider.model.gguf import Progress
 from outrider.model.names import PACKAGED, ModelSpec, locate, silent
+from outrider.model.sharding import require_divisible
 
 _HUB_TIMEOUT_S = 10.0
 _LOADING = threading.Lock()
@@ -50,7 +51,8 @@ def load(spec: ModelSpec, on_progress: Progress = silent) -> tuple[PreTrainedMod
         keep_layers(model, spec.layers)
     model.requires_grad_(False).train(False)
     on_progress("loading the model", 1.0)
-    return cast(PreTrainedModel, model.to(spec.device)), tokenizer
+    # The parts of a model that is split are where they belong.
+    return cast(PreTrainedModel, model if spec.tensor_parallel > 1 else model.to(spec.device)), tokenizer
 
 
 def _read(source: str, spec: ModelSpec) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -65,8 +67,17 @@ def _read(source: str, spec: ModelSpec) -> tuple[Any, PreTrainedTokenizerBase]:
         except (OSError, ValueError):
             _ask_hub(source)
             local = {}
+    tokenizer = AutoTokenizer.from_pretrained(source, **local)
+    if spec.tensor_parallel > 1:
+        from transformers.distributed.configuration_utils import DistributedConfig  # noqa: PLC0415 - see `sharding`
+
+        require_divisible(AutoConfig.from_pretrained(source, **local), spec.tensor_parallel)
+        split = DistributedConfig(tp_plan="auto")
+        return AutoModelForCausalLM.from_pretrained(
+            source, dtype=DTYPES[spec.dtype], distributed_config=split, **local
+        ), tokenizer
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[spec.dtype], **local)
-    return model, AutoTokenizer.from_pretrained(source, **local)
+    return model, tokenizer
 
 
 def _ask_hub(model_id: str) -> None:

@@ -24,6 +24,8 @@ class ModelSpec:
     layers: tuple[int, ...] | None = None
     """Layers that are kept, rising; None keeps all. Embedding, final norm and head always stay."""
     device: str = "cpu"
+    tensor_parallel: int = 1
+    """Processes that share the model, each with its part of every layer; they have met already."""
 
     @property
     def label(self) -> str:

@@ -26,6 +26,7 @@ from outrider.model.attention import AttentionOptions, Group, GroupShape, PassPl
 from outrider.model.kv import KvCache
 from outrider.model.planning import Layout, RowClasses
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, prefill_plan
+from outrider.model.sharding import num_shards
 from outrider.model.transformers_runner import TransformersRunner, kv_shapes
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,11 @@ def engine_key(runner: TransformersRunner) -> str:
     """Return a digest of everything but the classes that the bits of a row may depend on, weights excepted."""
     config = runner.model.config
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int | float | str | list)}
+    # Sums over ranks have another order than those of one.
+    ranks = [num_shards(runner.model)] if num_shards(runner.model) > 1 else []
     return _digest([ENGINE_VERSION, _machine(runner), torch.__version__, transformers.__version__, runner.info.dtype,
                     torch.get_num_threads(), runner.fused, runner.layout.name, type(runner.model).__name__,
-                    shape])  # fmt: skip
+                    shape, *ranks])  # fmt: skip
 
 
 def _machine(runner: TransformersRunner) -> list[str]:
@@ -141,7 +144,7 @@ class _AttentionProbe:
         self._device = runner.device
         self._kv = KvCache([(kv_heads, dim)], _MAX_SPAN // BLOCK_LEN, runner.dtype, runner.device)
         self._kv.layers[0].copy_(torch.randn(self._kv.layers[0].shape, generator=generator))
-        ways = int(config.num_attention_heads) // kv_heads
+        ways = int(config.num_attention_heads) // num_shards(runner.model) // kv_heads
         query = torch.randn(_NUM_ROWS, kv_heads, ways, dim, generator=generator)
         self._query = query.to(runner.device, runner.dtype)
         softcap = float(getattr(config, "attn_logit_softcapping", None) or 0.0)

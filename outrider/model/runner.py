@@ -36,6 +36,10 @@ class PoolExhausted(RuntimeError):
         self.free = free
 
 
+class RunnerBroken(RuntimeError):
+    """No pass can succeed any more: only a new process helps."""
+
+
 class InvalidFeed(ValueError):
     """A feed that the runner cannot run: ids, class, block border, context or slot; nothing was changed."""
 

@@ -23,10 +23,12 @@ from outrider.model.fused import can_fuse
 from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot
 from outrider.model.memory import KvBudget
 from outrider.model.packed import packed, unmap
+from outrider.model.parallel import CopyBlock, Dismissed, LeadingPasses, MoveRows, Ranks, RunPass
 from outrider.model.planning import Branch, Layout, PassShape, Planner, Row, RowClasses
 from outrider.model.recording import AnewPasses, Passes, RecordedPasses
 from outrider.model.row_attention import is_supported
 from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
+from outrider.model.sharding import num_shards
 from outrider.verification.tree import Tree
 
 
@@ -59,16 +61,20 @@ class TransformersRunner:
             FailedPrecondition: The model cannot run over a block pool; names the feature. Or the memory is too small.
         """
         shapes = kv_shapes(model)
+        whole = num_shards(model) == 1
         self.model = model.train(False)
         head = head_of(model)
         weight = cast(Tensor, head.weight)
         self._device, self._dtype = weight.device, weight.dtype
         context_len = _context_len(model, context_len)
-        self.fused = fused and can_fuse(model)
-        head = packed(head)
-        cast(Any, model).set_output_embeddings(head)
+        # Layers that are split over ranks compute as `transformers` has split them.
+        self.fused = fused and whole and can_fuse(model)
+        if whole:
+            head = packed(head)
+            cast(Any, model).set_output_embeddings(head)
         decoder = FusedModel(model, head, context_len) if self.fused else StockModel(model, head)
-        unmap(model)
+        if whole:
+            unmap(model)
         token_bytes = sum(2 * heads * dim * self._dtype.itemsize for heads, dim in shapes)
         if isinstance(num_blocks, KvBudget):
             num_blocks = num_blocks.num_blocks(token_bytes * BLOCK_LEN, self._device)
@@ -129,6 +135,37 @@ class TransformersRunner:
     def block_access(self) -> PoolAccess:
         """The pool's blocks as bytes."""
         return PoolAccess(self._pool, self._kv)
+
+    def lead(self, ranks: Ranks) -> None:
+        """Have other ranks do all that is done here from now on.
+
+        Args:
+            ranks: Whose others follow.
+        """
+        self.passes = LeadingPasses(self.passes, ranks)
+        self._kv.on_copy = lambda source, target: ranks.tell(CopyBlock(source, target))
+        self._kv.on_move = lambda sources, targets: ranks.tell(MoveRows(sources, targets))
+
+    def follow(self, ranks: Ranks) -> None:
+        """Do what the leader does, until it dismisses this rank; blocks.
+
+        Args:
+            ranks: Whose leader leads.
+
+        Raises:
+            RunnerBroken: The leader is gone, or a pass failed.
+        """
+        while True:
+            match ranks.hear():
+                case RunPass(shape, numbers):
+                    with torch.inference_mode():
+                        LeadingPasses.together(self.passes, shape, numbers)
+                case CopyBlock(source, target):
+                    self._kv.copy(source, target)
+                case MoveRows(sources, targets):
+                    self._kv.move(sources, targets)
+                case Dismissed():
+                    return
 
     def set_classes(self, classes: RowClasses, fingerprint: str) -> None:
         """Use these shapes from now on; slots fed before must be fed again.
@@ -258,7 +295,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def kv_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Return (kv_heads, head_dim) of every layer's attention.
+    """Return (kv_heads, head_dim) of every layer's attention, those of this rank.
 
     Raises:
         FailedPrecondition: The model is not a decoder whose attention can be replaced.
@@ -279,7 +316,7 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
         )
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return [(heads, dim)] * int(config.num_hidden_layers)
+    return [(heads // num_shards(model), dim)] * int(config.num_hidden_layers)
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
