@@ -48,7 +48,7 @@ from orchestrator.peers import Peers
 from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
-from orchestrator.steering import Witness
+from orchestrator.steering import Witness, sort_of
 from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
 from outrider.alignment import num_agreeing
@@ -85,7 +85,7 @@ class Driver:
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs = tools.pass_costs
         self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
-        self._tuning.begin(time.monotonic())
+        self._tuning.begin(time.monotonic(), sort_of(job.drafter) if job.drafter is not None else "")
         self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
         self.course = tools.lately.begin(job.session_id, job.state.owner, job.started_s)
@@ -93,7 +93,8 @@ class Driver:
         self._peers = Peers(job, tools, self.feed, self._trace.metadata)
         self._search = Search(job, tools, self._peers, self.feed)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
-        plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s)
+        reason = self._tuning.reason
+        plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s, reason)
         self._flights, self._flight = tools.flights, tools.flights.begin(job.session_id, job.fence, commit)
         self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation
         self._off_reason = ""
@@ -194,6 +195,7 @@ class Driver:
             await self._flights.end(self._flight, "internal", failure)
         finally:
             self._trace.end("internal")
+            self._tuning.end()
             self._metrics.running.dec()
             self.ended.set()
 
@@ -232,7 +234,7 @@ class Driver:
         """Do what the machine asks; never waits."""
         match command:
             case OpenVerifier():
-                self._tuning.pace.passes = self._pass_costs.of(command.worker_id)
+                self._tuning.moved(self._pass_costs.of(command.worker_id))
                 self._peers.open_verifier(command, self._tasks)
                 self._meter.add_engine(self._peers.verifier.fingerprint)
             case TellVerifier():

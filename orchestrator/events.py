@@ -57,6 +57,8 @@ class Tuned:
 
     speculation: Speculation
     patience_s: float
+    reason: str = "below_plain"
+    """Why nothing is drafted, where the choice is that: see `orchestrator.tuning`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class Round:
     queue_s: float
     num_rows: int = 0
     """Rows of its passes, those of other sessions included."""
+    num_sessions: int = 0
+    """Sessions that shared them; 0: not known."""
+    from_ahead: bool = False
+    """Whether its figures are those of a pass that began before what was tested arrived."""
 
     @property
     def rolled_back(self) -> bool:
@@ -54,7 +58,7 @@ def round_of(verdict: Verdict, skipped: int, committed: int) -> Round:
         tested = accepted + kinds.count(TokenKind.RECOVERED)
     return Round(
         verdict.epoch, verdict.next_epoch, verdict.cause, kinds, tested, accepted, verdict.verify_s, verdict.queue_s,
-        verdict.num_rows,
+        verdict.num_rows, verdict.num_sessions, verdict.from_ahead,
     )  # fmt: skip
 
 

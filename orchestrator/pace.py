@@ -10,10 +10,14 @@ It sees rates and times only, never tokens.
 """
 
 from collections import deque
+from dataclasses import replace
+from math import sqrt
 from statistics import fmean, median
 
 from orchestrator.figures import Round
 from orchestrator.pass_costs import PassCosts
+from orchestrator.priors import Prior
+from outrider.ahead import ahead_rate
 from outrider.gamma import AlphaEstimator, Costs, pipelined_rate, plain_rate, sequential_rate
 from outrider.ids import TokenKind
 from outrider.messages import Speculation
@@ -32,6 +36,11 @@ class Pace:
         self.passes = passes
         self.alpha = AlphaEstimator()
         self.draft_s = 0.0
+        self.sort = ""
+        """Of the drafter."""
+        self._judged = (0, 0)
+        """Tokens accepted and tested of this drafter."""
+        self._trips_s: deque[float] = deque(maxlen=WINDOW)
         self._verify_s: deque[float] = deque(maxlen=WINDOW)
         self._waits_s: deque[float] = deque(maxlen=WINDOW)
         self._undrafted_waits_s: deque[float] = deque(maxlen=WINDOW)
@@ -55,19 +64,48 @@ class Pace:
         tokens = sum(each for each, _ in self._drafting)
         return sum(plain for _, plain in self._drafting) / tokens if tokens else 0.0
 
+    @property
+    def prior(self) -> Prior:
+        """What earlier sessions of the drafter have measured at this verifier."""
+        return self.passes.priors.of(self.sort)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of what is believed of alpha."""
+        alpha, tests = self.alpha.alpha, self.alpha.tested + self.alpha.prior_tests
+        return sqrt(alpha * (1.0 - alpha) / (tests + 1.0))
+
+    def meet(self, sort: str) -> None:
+        """Begin with a drafter: believe of it what earlier sessions have measured."""
+        self.sort, prior = sort, self.prior
+        self._judged = (0, 0)
+        self.alpha = prior.estimator() if prior.num_tests else AlphaEstimator()
+        self.draft_s = prior.draft_s
+
     def begin(self, now_s: float) -> bool:
         """Start from what other sessions of the verifier have seen lately; say whether there are any.
 
-        One session after the other has no neighbours: what the last text was like says nothing of the next.
+        One session after the other has no neighbours: of them the prior tells.
         """
         load, waited_s = self.passes.neighbours(now_s) or (1.0, None)
+        load = max(load, float(len(self.passes.company)))
         if load < MIN_LOAD:
             return False
         self._loads.append(load)
-        self._verify_s += self.passes.by_own_rows(load, 1)
         self._waits_s += [] if waited_s is None else [waited_s]
-        self.alpha = AlphaEstimator(self.passes.alpha.alpha)
         return True
+
+    def load(self) -> float:
+        """Return how many sessions share a pass, this one included."""
+        return median(self._loads) if self._loads else 1.0
+
+    def leave(self) -> None:
+        """The drafter goes: what was measured of it is of use to others."""
+        undrafted = self.undrafted_share if self._drafting else None
+        if self._judged[1] or undrafted is not None:
+            trip_s = median(self._trips_s) if self._trips_s else None
+            self.prior.note(self._judged, undrafted, trip_s, self.draft_s)
+        self._judged = (0, 0)
 
     def observe(self, committed: Round, plan: Speculation, waited_s: float | None, now_s: float) -> None:
         """Take a committed verdict.
@@ -81,46 +119,75 @@ class Pace:
         tested = committed.num_tested
         if tested:
             self.alpha = self.alpha.observe(committed.num_accepted, tested)
+            self._judged = (self._judged[0] + committed.num_accepted, self._judged[1] + tested)
         if committed.verify_s > 0.0:
             self._verify_s.append(committed.verify_s)
             self.passes.observe(committed.num_rows, committed.verify_s)
         if committed.num_rows:
-            # A run's length is not told where it was cut short by a rejection; the first of a chain is the most usual.
+            # Where sessions are not counted: a run's length is not told where a rejection cut it short; the first of a
+            # chain is the most usual.
             own = max(tested, plan.restart_gamma + 1) if tested else 1
-            self._loads.append(max(1.0, committed.num_rows / own))
+            self._loads.append(float(committed.num_sessions) or max(1.0, committed.num_rows / own))
             self.passes.note(now_s, self._loads[-1], waited_s if tested else None, (committed.num_accepted, tested))
         if waited_s is not None:
             (self._waits_s if tested else self._undrafted_waits_s).append(waited_s)
         if plan.enabled and committed.kinds:
             self._drafting.append((len(committed.kinds), committed.kinds.count(TokenKind.PLAIN)))
 
+    def observe_trip(self, trip_s: float) -> None:
+        """Take a round trip without any wait for a pass."""
+        self._trips_s.append(trip_s)
+
     def forget_drafting(self) -> None:
         """Drafting was switched on or off: what share had been drafted says little of what comes."""
         self._drafting.clear()
 
-    def forget_drafter(self) -> None:
+    def replaced(self, sort: str) -> None:
         """Another sort of drafter takes over: what was accepted, and what drafting took, were the other one's."""
-        self.alpha, self.draft_s = AlphaEstimator(), 0.0
+        self.meet(sort)
         self.forget_drafting()
 
     def costs(self, max_gamma: int) -> Costs | None:
         """Return t_d, t_v by rows and r; None before there is anything to go by."""
-        waits_s = self._waits_s or self._undrafted_waits_s
-        if self.verify_s is None or not waits_s:
+        wait_s, verify_s = self._wait_s(), self.verify_s
+        by_rows = self.passes.by_own_rows(self.load(), max_gamma + 1)
+        if wait_s is None or (verify_s is None and not by_rows):
             return None
-        load = median(self._loads) if self._loads else 1.0
-        by_rows = self.passes.by_own_rows(load, max_gamma + 1)
-        return Costs(self.draft_s, self.verify_s, median(waits_s), by_rows)
+        return Costs(self.draft_s, verify_s or by_rows[0], wait_s, by_rows)
 
-    def rate(self, plan: Speculation, costs: Costs) -> float:
-        """Return the tokens per second to expect under a plan; those that nobody drafts included."""
+    def _wait_s(self) -> float | None:
+        """Return r: of this session, else the trips of earlier ones; None if neither is known."""
+        waits_s = self._waits_s or self._undrafted_waits_s
+        return median(waits_s) if waits_s else self.prior.trip_s
+
+    @property
+    def trip_s(self) -> float | None:
+        """Median of the round trips without any wait for a pass; of earlier sessions before the first of this one."""
+        return median(self._trips_s) if self._trips_s else self.prior.trip_s
+
+    def rate(self, plan: Speculation, costs: Costs, alpha: float | None = None) -> float:
+        """Return the tokens per second to expect under a plan; those that nobody drafts included.
+
+        Args:
+            plan: of any kind.
+            costs: from `costs`.
+            alpha: to reckon with; None: what is believed.
+        """
         if not plan.enabled:
             return plain_rate(costs)
-        share = self.undrafted_share
+        share = self.undrafted_share if self._drafting else self.prior.undrafted
         undrafted_s = costs.pass_s(1) + (fmean(self._undrafted_waits_s) if self._undrafted_waits_s else 0.0)
-        return 1.0 / (share * undrafted_s + (1.0 - share) / self._drafted_rate(plan, costs))
+        drafted = self._drafted_rate(plan, costs, self.alpha.alpha if alpha is None else alpha)
+        return 1.0 / (share * undrafted_s + (1.0 - share) / drafted)
 
-    def _drafted_rate(self, plan: Speculation, costs: Costs) -> float:
+    def _drafted_rate(self, plan: Speculation, costs: Costs, alpha: float) -> float:
+        if plan.ahead:
+            return ahead_rate(alpha, plan.restart_gamma, plan.gamma, self.without_waits(costs))
         if plan.window > plan.gamma:
-            return pipelined_rate(self.alpha.alpha, plan.restart_gamma, plan.gamma, costs)
-        return sequential_rate(self.alpha.alpha, plan.gamma, costs)
+            return pipelined_rate(alpha, plan.restart_gamma, plan.gamma, costs)
+        return sequential_rate(alpha, plan.gamma, costs)
+
+    def without_waits(self, costs: Costs) -> Costs:
+        """Return costs whose round trip is the bare one: a pass that runs ahead waits for nobody's."""
+        trip_s = self.trip_s
+        return costs if trip_s is None else replace(costs, round_trip_s=min(trip_s, costs.round_trip_s))

@@ -7,6 +7,8 @@ seen is taken to cost what the next smaller one does: the policy tries it, and i
 from collections import deque
 from statistics import median
 
+from orchestrator.company import Company
+from orchestrator.priors import Priors
 from outrider.gamma import AlphaEstimator
 from outrider.ids import WorkerId
 
@@ -46,6 +48,10 @@ class PassCosts:
         """When, sessions in the pass, and what a restart waited, if one ended."""
         self.alpha = AlphaEstimator(memory_tests=1000.0)
         """Of all sessions' tests."""
+        self.company = Company()
+        """This process's sessions of the verifier."""
+        self.priors = Priors()
+        """What earlier sessions of each sort of drafters have measured."""
 
     def note(self, now_s: float, load: float, waited_s: float | None, judged: tuple[int, int]) -> None:
         """Take what a session's round says to those that begin: (tokens accepted, tokens tested) is judged."""
@@ -65,6 +71,22 @@ class PassCosts:
         """Take the figures of a pass; those of no pass change nothing."""
         if num_rows > 0 and seconds > 0.0:
             self._seconds.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
+
+    def load(self, now_s: float) -> float | None:
+        """Return the sessions that shared passes lately; None if too little was seen."""
+        near = self.neighbours(now_s)
+        return None if near is None else near[0]
+
+    def pass_s(self, num_rows: int) -> float:
+        """Return the seconds of passes with so many rows, >= 1, of all sessions together.
+
+        Raises:
+            LookupError: nothing was measured.
+        """
+        known = self._rising()
+        if not known:
+            raise LookupError("no pass was measured")
+        return _cost(known, num_rows)
 
     def by_own_rows(self, load: float, max_rows: int) -> tuple[float, ...]:
         """Return the seconds of passes with 1, 2, ... max_rows rows of a session; empty before anything was measured.

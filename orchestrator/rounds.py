@@ -101,6 +101,8 @@ class Plan:
     """Position the generation may not pass: prompt + max_tokens, or the context."""
     speculation: Speculation
     patience_s: float
+    off_reason: str = "below_plain"
+    """Why the policy begins without drafts, where it does."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,8 @@ class Rounds:
     taken_len: int = field(init=False)
     off_reason: str = field(init=False, default="")
     """Why nothing is drafted now; empty while a drafter is attached."""
+    _policy_reason: str = field(init=False)
+    """Why the policy does not draft, when it does not."""
     _classes: list[TokenClass] = field(init=False)
     _phase: _Phase = field(init=False, default=_Phase.IDLE)
     _opened: Generation = field(init=False)
@@ -134,6 +138,7 @@ class Rounds:
     def __post_init__(self) -> None:
         """Start from the plan."""
         self.tokens = list(self.plan.token_ids)
+        self._policy_reason = self.plan.off_reason
         self._classes = list(self.plan.classes)
         self.generation = self._opened = Generation(self.plan.fence, self.plan.first_attach)
         self.epoch = Epoch(self.generation)
@@ -224,7 +229,7 @@ class Rounds:
         """Every drafter is the only one of its generation."""
         self.generation = Generation(self.generation.fence, self.generation.attach + 1)
         self._drafter = _Drafter(worker_id, self.generation)
-        self.off_reason = ""
+        self.off_reason = "" if self.speculation.enabled else self._policy_reason
         self._expiries = 0
 
     def _open_drafter(self, epoch: Epoch, out: list[Command]) -> None:
@@ -304,9 +309,9 @@ class Rounds:
             self._tell_progress(out)
 
     def _tune(self, event: Tuned, out: list[Command]) -> None:
-        self.speculation, self.patience_s = event.speculation, event.patience_s
+        self.speculation, self.patience_s, self._policy_reason = event.speculation, event.patience_s, event.reason
         if self._drafter is not None:
-            self.off_reason = "" if event.speculation.enabled else "policy"
+            self.off_reason = "" if event.speculation.enabled else event.reason
         self._tell_progress(out)
 
     def _tell_progress(self, out: list[Command]) -> None:

@@ -10,6 +10,7 @@ from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
 from orchestrator.job import OFF_BY_CHOICE, Job, Tools
 from orchestrator.peers import Feed, Peers
 from orchestrator.placement import Room, Wanted
+from orchestrator.tuning import REASONS
 from outrider.backoff import Backoff
 from outrider.errors import InvalidRequest, StoreUnavailable, Unavailable
 from outrider.ids import Generation, WorkerId
@@ -65,9 +66,9 @@ class Search:
         """Whether a draft worker should be looked for again now.
 
         Args:
-            off_reason: why nothing is drafted; empty or "policy" while a draft worker is attached.
+            off_reason: why nothing is drafted; empty, or a reason of the policy's, while a draft worker is attached.
         """
-        if off_reason in ("", "policy", *OFF_BY_CHOICE) or self._looking:
+        if off_reason in ("", *REASONS, *OFF_BY_CHOICE) or self._looking:
             return False
         return time.monotonic() - self._looked_s >= self._settings.drafter_retry_s
 

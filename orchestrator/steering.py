@@ -39,7 +39,7 @@ class Witness:
         """A draft worker takes over: of another sort, it is measured anew."""
         if sort_of(worker) != self._sort:
             self._sort = sort_of(worker)
-            self._tuning.replaced()
+            self._tuning.replaced(self._sort)
 
     def observe(self, committed: Round) -> None:
         """Take a committed verdict."""
@@ -49,6 +49,7 @@ class Witness:
     def closed(self) -> None:
         """The draft worker is given up, or the generation is over."""
         worth = self._tuning.take_worth()
+        self._tuning.left()
         if worth is not None:
             self._steering.judge(self._sort, worth)
 

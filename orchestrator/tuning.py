@@ -11,9 +11,15 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
   patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time, once
   it has had the time that reading the session takes on a slow machine;
-* a session that begins beside others starts from what they have seen lately: a short one could not find out by itself
-  that drafting does not pay on a full verifier;
-* where the policy says not to draft at all, a short probe every `PROBE_EVERY` tokens keeps its inputs alive.
+* a session believes of its drafter what earlier sessions of the verifier have measured (`orchestrator.priors`), so most
+  need no trial. Where that leaves it open, a trial is one token at a time behind a pass that does not wait for it
+  (`outrider.ahead`), which costs neither rows nor time if the drafter is quicker than a pass;
+* beside others, how many rows a session has is not its own choice: `orchestrator.company` divides them;
+* where the policy says not to draft at all, a probe of the same kind keeps its inputs alive, every `PROBE_EVERY` tokens
+  at first, and half as often after every one that was in vain, but at once where far fewer sessions share the passes
+  than when it was switched off. A session that was switched off stays so for `OFF_S` at least.
+
+Why it does not draft is one of `REASONS`.
 
 It sees rates and times only, never tokens.
 """
@@ -22,27 +28,35 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from orchestrator import plans
 from orchestrator.events import Tuned
 from orchestrator.figures import Round
 from orchestrator.pace import WINDOW, Pace
 from orchestrator.pass_costs import PassCosts
-from outrider.gamma import PLAIN, best_draft, best_plan
+from orchestrator.plans import GAIN, TRIAL, Planner
+from outrider.gamma import PLAIN, Costs
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, TokenKind
 from outrider.messages import DraftStatus, Speculation, VerdictCause
 
 STRIDE = 8
 """Rounds between two looks at the plan."""
-GAIN = 1.05
-"""A new plan must promise so many times the present one's tokens per second."""
 OFF_GAIN = 1.03
 """The same of decoding without drafts: it is what a session is never to be slower than."""
-MIN_TESTS = 16
+MIN_TESTS = 8
 """Tests, or tokens that nobody drafted, before the first default is given up."""
+WORTH_TESTS = 16
+"""Tests by which a session judges what its drafter was worth."""
 PROBE_EVERY = 128
-"""Tokens decoded plain between two probes."""
-PROBE_ROUNDS = 4
+"""Tokens decoded plain before the first probe."""
+PROBE_LATEST = 1024
+"""The same before later ones, at most."""
+PROBE_ROUNDS = 8
 """Rounds with tests that a probe lasts."""
+OFF_S = 10.0
+"""How long a session that was switched off stays so."""
+RELIEF = 0.6
+"""A probe is due at once where only this share is left of the sessions there were when drafting was switched off."""
 PROBE_LIMIT = 32
 """Rounds that a probe lasts at most."""
 MIN_RESTARTS = 4
@@ -53,22 +67,13 @@ SLOW_READING = 200.0
 """Tokens a second that a drafter attached in mid-generation may take to read the session, and still be worth having."""
 PATIENCE_FACTOR = 3.0
 """Patience, in slowest restarts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an operator sets."""
-
-    default: Speculation = Speculation(4, 3, 8)
-    """Before anything is measured; the rows of its passes are powers of two, to which engines pad."""
-    max_gamma: int = 16
-    pipelined: bool = True
-    """Whether a drafter may run ahead of the verdicts."""
-    adaptive: bool = True
-    """False keeps the default."""
-    min_patience_s: float = 0.1
-    max_patience_s: float = 2.0
-    """Also the patience before restarts were measured."""
+BELOW_PLAIN = "below_plain"
+PASSES_FULL = "passes_full"
+EARLIER_SESSIONS = "earlier_sessions"
+REASONS = (BELOW_PLAIN, PASSES_FULL, EARLIER_SESSIONS)
+"""Why nothing is drafted: this session measured that plain decoding is faster; it would not be, but rows of the passes
+that others share bring more elsewhere; earlier sessions of the drafter have measured it, so it was never tried here."""
+Limits = plans.Limits
 
 
 @dataclass(slots=True)
@@ -95,19 +100,56 @@ class Tuning:
     """Whether something was tested since a worker was opened."""
     _reading_s: float = field(init=False, default=0.0)
     """What is left of the time that an attached drafter may read without being given less."""
+    reason: str = field(init=False, default=BELOW_PLAIN)
+    """Why nothing is drafted, where that is so; one of `REASONS`."""
+    _planner: Planner = field(init=False)
+    _probe_after: int = field(init=False, default=PROBE_EVERY)
+    """Plain tokens before the next probe."""
+    _off_since_s: float = field(init=False, default=-OFF_S)
+    _off_load: float = field(init=False, default=1.0)
+    """Sessions that shared the passes when drafting was switched off."""
     _num_tests: int = field(init=False, default=0)
     _num_drafts_tested: int = field(init=False, default=0)
     """Since the drafter's worth was taken last, or another sort of drafter took over."""
 
     def __post_init__(self) -> None:
         """Start from the default, with the request's own figures in it."""
-        self.speculation = self._pinned(self.limits.default)
+        self._planner = Planner(self.choice, self.limits, self.pace)
+        self.speculation = self._planner.default()
         self.patience_s = self.limits.max_patience_s
 
-    def begin(self, now_s: float) -> None:
-        """Choose the first plan by what other sessions of the verifier have seen lately; without any, the default."""
-        if not self._fixed() and self.pace.begin(now_s):
-            self._choose()
+    def begin(self, now_s: float, sort: str = "") -> None:
+        """Join the sessions of the verifier, and choose the first plan by what they have measured; else the default.
+
+        Args:
+            now_s: of a clock that all sessions share.
+            sort: of the drafter.
+        """
+        self._planner.join()
+        self.pace.meet(sort)
+        if self._planner.is_fixed:
+            return
+        beside = self.pace.begin(now_s)
+        costs = self._planner.costs() if self.pace.prior.is_known else None
+        if costs is not None:
+            self._choose_first(costs, now_s)
+        elif beside:
+            self.speculation = self._planner.pinned(TRIAL)
+
+    def left(self) -> None:
+        """The drafter is given up: what was measured of it is of use to other sessions."""
+        self.pace.leave()
+
+    def end(self) -> None:
+        """Leave the sessions of the verifier; idempotent."""
+        self._planner.leave()
+
+    def moved(self, passes: PassCosts) -> None:
+        """Another verifier takes over, whose passes cost what its sessions say."""
+        if passes is not self.pace.passes:
+            self._planner.leave()
+            self.pace.passes = passes
+            self._planner.join()
 
     @property
     def round_trip_s(self) -> float | None:
@@ -129,13 +171,14 @@ class Tuning:
         self._restarting, self._proven = None, False
         self._reading_s = length / SLOW_READING
         self.patience_s = self.limits.max_patience_s
-        return Tuned(self.speculation, self.patience_s)
+        return Tuned(self.speculation, self.patience_s, self.reason)
 
-    def replaced(self) -> None:
+    def replaced(self, sort: str = "") -> None:
         """Another sort of drafter takes over: begin anew, also where the one before had been switched off."""
-        self.pace.forget_drafter()
+        self.pace.replaced(sort)
         self._num_tests = self._num_drafts_tested = self._plain_tokens = self._probing = 0
-        self.speculation = self._pinned(self.limits.default)
+        self._probe_after, self._off_since_s = PROBE_EVERY, -OFF_S
+        self.speculation = self._planner.default()
 
     def take_worth(self) -> float | None:
         """Return what the drafter is worth: rate of the best plan that drafts, in rates of plain decoding.
@@ -143,12 +186,14 @@ class Tuning:
         None until enough was tested since it was taken last, and where the plan may not change: such a session drafts
         as far as it is told to.
         """
-        costs = self.pace.costs(self.limits.max_gamma)
-        if self._fixed() or costs is None or self._num_drafts_tested < MIN_TESTS:
+        planner = self._planner
+        costs = planner.costs()
+        if planner.is_fixed or costs is None or self._num_drafts_tested < WORTH_TESTS:
             return None
         self._num_drafts_tested = 0
-        plan = best_draft(self.pace.alpha.alpha, costs, self.limits.max_gamma, self.limits.pipelined)
-        return self.pace.rate(plan, costs) / self.pace.rate(PLAIN, costs)
+        alone, ahead = (planner.gain(plan, costs) for plan in planner.drafting(costs))
+        # Ahead no drafter loses: one that does not win there either earns nothing.
+        return ahead if ahead > max(alone, GAIN) else alone
 
     def observe_status(self, status: DraftStatus) -> None:
         """Take a drafter's report."""
@@ -165,10 +210,10 @@ class Tuning:
         before = (self.speculation, self.patience_s)
         if committed.cause == VerdictCause.PATIENCE:
             self._ran_out()
-        self._replan(committed)
+        self._replan(committed, now_s)
         if (self.speculation, self.patience_s) == before:
             return None
-        return Tuned(self.speculation, self.patience_s)
+        return Tuned(self.speculation, self.patience_s, self.reason)
 
     def _ran_out(self) -> None:
         """Wait longer for a drafter that has shown it can deliver, and less and less for one that has not."""
@@ -188,28 +233,27 @@ class Tuning:
         if not committed.num_tested:
             return None if committed.cause == VerdictCause.PATIENCE else max(0.0, taken_s - committed.verify_s)
         self._restarts_s.append(taken_s)
-        waited_s = max(0.0, taken_s - self.speculation.restart_gamma * self.pace.draft_s - committed.verify_s)
+        waited_s = taken_s - self.speculation.restart_gamma * self.pace.draft_s
+        # A pass that had begun before the proposal came is none of the restart's own.
+        waited_s = max(0.0, waited_s - (0.0 if committed.from_ahead else committed.verify_s))
         trip_s = max(0.0, waited_s - committed.queue_s)
         self._trips_s.append(trip_s)
+        self.pace.observe_trip(trip_s)
         self.network_s += trip_s
         return waited_s
 
     # -- choices ---------------------------------------------------------------------------------------------------
 
-    def _replan(self, committed: Round) -> None:
-        if self._fixed():
+    def _replan(self, committed: Round, now_s: float) -> None:
+        if self._planner.is_fixed:
             self._set_patience()
         elif self._probing:
-            self._go_on_probing(committed)
+            self._go_on_probing(committed, now_s)
         elif not self.speculation.enabled:
-            self._wait_for_probe(committed)
+            self._wait_for_probe(committed, now_s)
         elif self._rounds % STRIDE == 0 and self._num_tests >= MIN_TESTS:
             self._set_patience()
-            self._choose()
-
-    def _fixed(self) -> bool:
-        """Whether the plan may not change, by request or by configuration."""
-        return not self.limits.adaptive or self.choice.off or self.choice.gamma is not None
+            self._choose(now_s)
 
     def _set_patience(self) -> None:
         """Follow the measured restarts; changes under a fifth are not worth a message."""
@@ -220,55 +264,73 @@ class Tuning:
         if abs(wanted - self.patience_s) > 0.2 * self.patience_s:
             self.patience_s = wanted
 
-    def _choose(self) -> None:
+    def _choose_first(self, costs: Costs, now_s: float) -> None:
+        """Choose before anything was measured here; a trial where earlier sessions leave it open."""
+        self.speculation = self._best_or_trial(costs, now_s)
+        if not self.speculation.enabled:
+            self._note_off(now_s, EARLIER_SESSIONS)
+
+    def _choose(self, now_s: float) -> None:
         """Take the policy's plan where it is clearly better than the present one."""
-        limits, pace = self.limits, self.pace
-        costs = pace.costs(limits.max_gamma)
+        planner, present, costs = self._planner, self.speculation, self._planner.costs()
         if costs is None:
             return
-        plan = self._pinned(best_plan(pace.alpha.alpha, costs, limits.max_gamma, limits.pipelined))
-        if pace.rate(plan, costs) < pace.rate(PLAIN, costs):
-            plan = PLAIN
-        gain = GAIN if plan.enabled else OFF_GAIN
-        if pace.rate(plan, costs) > gain * pace.rate(self.speculation, costs):
+        plan = self._best_or_trial(costs, now_s)
+        margin = GAIN if plan.enabled else OFF_GAIN
+        # Beside others the division has its own margins: what all gain by it is not this session's alone.
+        better = planner.is_beside or planner.gain(plan, costs) > margin * planner.gain(present, costs)
+        if plan != present and better:
             self._plain_tokens = 0
+            if not plan.enabled:
+                gains = max(planner.gain(each, costs) for each in planner.drafting(costs))
+                self._note_off(now_s, PASSES_FULL if planner.is_beside and gains > 1.0 else BELOW_PLAIN)
             self._set(plan)
+
+    def _best_or_trial(self, costs: Costs, now_s: float) -> Speculation:
+        plan = self._planner.best(costs, now_s)
+        if not plan.enabled and self._planner.is_open(costs, self._num_drafts_tested):
+            return self._planner.pinned(TRIAL)
+        return plan
+
+    def _note_off(self, now_s: float, reason: str) -> None:
+        self.reason, self._off_since_s, self._off_load = reason, now_s, self.pace.load()
 
     def _set(self, plan: Speculation) -> None:
         if plan.enabled != self.speculation.enabled:
             self.pace.forget_drafting()
         self.speculation = plan
 
-    def _wait_for_probe(self, committed: Round) -> None:
+    def _wait_for_probe(self, committed: Round, now_s: float) -> None:
         self._plain_tokens += len(committed.kinds)
-        if self._plain_tokens >= PROBE_EVERY:
-            self._plain_tokens, self._probing, self._probed_rounds = 0, PROBE_ROUNDS, 0
-            self._set(self._pinned(Speculation(2, 2, 2)))
+        relieved = self.pace.load() <= RELIEF * self._off_load and self._plain_tokens >= STRIDE
+        if self._plain_tokens < self._probe_after and not relieved:
+            return
+        if now_s - self._off_since_s < OFF_S and not relieved:
+            return
+        self._off_load = self.pace.load()
+        self._plain_tokens, self._probing, self._probed_rounds = 0, PROBE_ROUNDS, 0
+        self._set(self._planner.pinned(TRIAL))
 
-    def _go_on_probing(self, committed: Round) -> None:
+    def _go_on_probing(self, committed: Round, now_s: float) -> None:
         """Decide after some rounds with tests; patience that ran out, or a drafter without guesses, ends a probe."""
         self._probing -= bool(committed.num_tested)
         self._probed_rounds += 1
         if committed.cause == VerdictCause.PATIENCE or self._probed_rounds > PROBE_LIMIT:
-            self._probing = 0
-            self._set(PLAIN)
+            self._end_probe(now_s, PLAIN)
         elif not self._probing:
-            self._choose()
-            costs = self.pace.costs(self.limits.max_gamma)
-            if costs is not None and self.pace.rate(self.speculation, costs) <= GAIN * self.pace.rate(PLAIN, costs):
-                self._set(PLAIN)
+            planner, costs = self._planner, self._planner.costs()
+            plan = PLAIN if costs is None else planner.best(costs, now_s)
+            clear = planner.is_beside or (costs is not None and planner.gain(plan, costs) > GAIN)
+            self._end_probe(now_s, plan if clear else PLAIN)
 
-    def _pinned(self, plan: Speculation) -> Speculation:
-        """Put the request's own figures into a plan."""
-        choice = self.choice
-        if choice.off:
-            return PLAIN
-        if choice.gamma is not None:
-            window = 2 * choice.gamma if self.limits.pipelined else choice.gamma
-            return Speculation(choice.gamma, choice.restart_gamma or choice.gamma, choice.window or window)
-        if choice.restart_gamma is not None and plan.enabled:
-            return Speculation(plan.gamma, min(plan.gamma, choice.restart_gamma), plan.window)
-        return plan
+    def _end_probe(self, now_s: float, plan: Speculation) -> None:
+        self._probing = 0
+        if plan.enabled:
+            self._probe_after = PROBE_EVERY
+        else:
+            self._probe_after = min(PROBE_LATEST, 2 * self._probe_after)
+            self._off_since_s = now_s
+        self._set(plan)
 
 
 def _quantile(values: Iterable[float], share: float) -> float:

@@ -212,6 +212,15 @@ def best_restart(alpha: float, gamma: int, costs: Costs) -> int:
     return max(range(1, gamma + 1), key=lambda restart: pipelined_rate(alpha, restart, gamma, costs))
 
 
+def runs_in_flight(gamma: int, costs: Costs) -> int:
+    """Return how many proposals the window must hold so that the verifier never waits while a chain survives.
+
+    One is in its pass; the next ones cover the time from a verdict to the arrival of a proposal that it permits.
+    """
+    run_s = max(costs.pass_s(gamma), gamma * costs.draft_s)
+    return 1 + math.ceil((gamma * costs.draft_s + costs.round_trip_s) / run_s - 1e-9)
+
+
 def _best_draft(alpha: float, costs: Costs, max_gamma: int, pipelined: bool) -> tuple[Speculation, float]:
     return (_best_pipelined if pipelined else _best_sequential)(alpha, costs, max_gamma)
 
@@ -227,17 +236,8 @@ def _best_pipelined(alpha: float, costs: Costs, max_gamma: int) -> tuple[Specula
     gammas = [1, *fitting] if costs.by_rows else [max([1, *fitting])]
     pairs = [(restart, gamma) for gamma in gammas for restart in range(1, gamma + 1)]
     restart, gamma = max(pairs, key=lambda pair: pipelined_rate(alpha, pair[0], pair[1], costs))
-    plan = Speculation(gamma, restart, gamma * _runs_in_flight(gamma, costs))
+    plan = Speculation(gamma, restart, gamma * runs_in_flight(gamma, costs))
     return plan, pipelined_rate(alpha, restart, gamma, costs)
-
-
-def _runs_in_flight(gamma: int, costs: Costs) -> int:
-    """Return how many proposals the window must hold so that the verifier never waits while a chain survives.
-
-    One is in its pass; the next ones cover the time from a verdict to the arrival of a proposal that it permits.
-    """
-    run_s = max(costs.pass_s(gamma), gamma * costs.draft_s)
-    return 1 + math.ceil((gamma * costs.draft_s + costs.round_trip_s) / run_s - 1e-9)
 
 
 def _check_alpha(alpha: float) -> None:

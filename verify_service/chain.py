@@ -49,7 +49,7 @@ from verify_service.events import (
     TimerKind,
 )
 from verify_service.intake import Fate, Standing, fate_of
-from verify_service.picking import Place, draw_test, rows_wanted, take_test
+from verify_service.picking import Place, ahead_test, draw_test, rows_wanted, take_test
 from verify_service.timers import Timer
 from verify_service.waiting import Waiting
 
@@ -124,6 +124,15 @@ class Chain:
         return self.committed_len < self.commit_limit and not self._waiting and self._draw_kind() is None
 
     @property
+    def may_feed_ahead(self) -> bool:
+        """Whether the last token could be fed while the drafter is awaited: what it sends is tested on that row then.
+
+        A row computed ahead is held like the one behind an accepted run. It decides nothing: when the drafter does not
+        answer, it is the row that patience draws from.
+        """
+        return self._testing is None and self.awaits_drafter and not self.held
+
+    @property
     def wants_rows(self) -> int:
         """Rows the model would have to compute for the next test; 0 when there is none, or a held row is enough."""
         if self.committed_len >= self.commit_limit:
@@ -148,7 +157,7 @@ class Chain:
         out: list[Command] = []
         match event:
             case Scheduled():
-                self._schedule(event.max_rows, out)
+                self._schedule(event, out)
             case Judged():
                 self._judged(event, out)
             case Arrived():
@@ -312,10 +321,13 @@ class Chain:
 
     # -- testing ---------------------------------------------------------------------------------------------------
 
-    def _schedule(self, max_rows: int, out: list[Command]) -> None:
+    def _schedule(self, event: Scheduled, out: list[Command]) -> None:
         """Hand out the next test, or report what is committed when there is none to do now."""
-        test = self._next_test(max_rows)
-        if test is None or (test.feed and not self._rides):
+        test = self._next_test(event.max_rows)
+        if test is None and event.ahead and event.max_rows and self.may_feed_ahead:
+            test = ahead_test(self._place())
+        # What rides would keep its drafter waiting where the next pass needs nothing of it.
+        if test is None or test.is_ahead or (test.feed and not self._rides):
             self._flush(out)
         if test is not None:
             self._testing = test
@@ -334,7 +346,9 @@ class Chain:
 
     def _place(self) -> Place:
         room = self.commit_limit - self.committed_len
-        return Place(self.epoch, self.committed_len, self.tokens[-1], self.held, room, self.mode)
+        plan = self.speculation
+        most_rows = plan.gamma if plan.ahead else 0
+        return Place(self.epoch, self.committed_len, self.tokens[-1], self.held, room, self.mode, most_rows)
 
     def _draw_kind(self) -> TokenKind | None:
         """Kind of the token the verifier would draw itself now that nothing waits to be tested; None: it waits."""

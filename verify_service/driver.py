@@ -103,6 +103,9 @@ class Driver:
                 test = self.step(session, Scheduled(0))
                 if test is None:
                     return
+                if test.token_ids and session.ahead.num_rows:
+                    waited_s = session.waited_s(test.base_len, self.clock())
+                    session.figures.queue_s = max(session.figures.queue_s, waited_s)
                 self.judge(session, test, None)
         except Exception as error:
             self.fail(session, error)

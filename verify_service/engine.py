@@ -100,7 +100,9 @@ class Engine:
         self._vocab_len = vocab_len
         self._settings = settings
         self._clock = clock
-        self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, InboxEvent]] = queue.SimpleQueue()
+        self._posted_s = clock()
+        """When what is being handled was posted: it may have waited for a pass."""
         self._stopped = False
         self._thread: Thread | None = None
         self.counters: Counter[str] = Counter()
@@ -126,7 +128,7 @@ class Engine:
 
     def post(self, event: InboxEvent) -> None:
         """Put an event into the inbox; never blocks."""
-        self._inbox.put(event)
+        self._inbox.put((self._clock(), event))
 
     def start(self, on_end: Callable[[Exception | None], None]) -> None:
         """Start the thread; `on_end` is called on it when it ends, with the defect that ended it, if one did."""
@@ -194,7 +196,7 @@ class Engine:
     def _sleep(self) -> None:
         """Wait for an event or the next alarm."""
         try:
-            event = self._inbox.get(timeout=self.due_in_s)
+            self._posted_s, event = self._inbox.get(timeout=self.due_in_s)
         except queue.Empty:
             return
         self._handle(event)
@@ -202,7 +204,7 @@ class Engine:
     def _drain_inbox(self) -> None:
         while True:
             try:
-                event = self._inbox.get_nowait()
+                self._posted_s, event = self._inbox.get_nowait()
             except queue.Empty:
                 return
             self._handle(event)
@@ -291,7 +293,7 @@ class Engine:
         if arrived.message.epoch.generation > chain.epoch.generation:
             self._alarms.at(now_s + PARKED_S, lambda: self._expire_parked(session))
         self._driver.deliver(session, arrived)
-        session.note_arrival(arrived.message, before, now_s)
+        session.note_arrival(arrived.message, before, self._posted_s)
 
     def _expire_parked(self, session: Session) -> None:
         self.counters["parked_expired"] += session.chain.expire_parked()

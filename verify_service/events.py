@@ -44,6 +44,8 @@ class Scheduled:
     """The engine asks for work; at most `max_rows` rows may be fed to the model (0: only held rows)."""
 
     max_rows: int
+    ahead: bool = False
+    """Whether the last token may be fed although its drafter is awaited, so that there is a row when it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class Test:
     def num_rows(self) -> int:
         """Rows the model computes for it."""
         return len(self.feed)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it tests and draws nothing: its row is held for what the drafter is about to send."""
+        return self.draw is None and not self.token_ids
 
     @property
     def tree(self) -> Tree | None:

@@ -52,7 +52,9 @@ def judge(session: Session, test: Test, rows: Tensor) -> Judged:
         rows: from `rows_of`.
     """
     tree = test.tree
-    if tree is not None:
+    if test.is_ahead:
+        judged = Judged(0, 0, None)
+    elif tree is not None:
         judged = judge_branches(session, test, tree, rows)
     else:
         judged = _compare(test, rows.tolist()) if session.best_below else _decide(session, test, rows)

@@ -40,9 +40,10 @@ class Passes:
         verify_s = self.clock() - started_s
         num_rows = sum(len(work.feed.token_ids) for work in works)
         for work, rows in zip(works, outputs, strict=False):
-            figures = work.session.figures
+            figures = work.figures
             figures.verify_s += verify_s
             figures.num_rows += num_rows
+            figures.num_sessions = len(works)
             if work.test is not None and work.test.token_ids:
                 figures.queue_s = max(figures.queue_s, work.session.waited_s(work.test.base_len, started_s))
             self._finish(work, rows)

@@ -20,6 +20,8 @@ class Place:
     room: int
     """Tokens that may be committed at most."""
     mode: Mode
+    most_rows: int = 0
+    """Rows of runs that may be fed in one pass, even if more has arrived; 0: no such limit."""
 
     @property
     def unfed(self) -> tuple[int, ...]:
@@ -30,6 +32,7 @@ class Place:
 def rows_wanted(place: Place, waiting: Waiting) -> int:
     """Return how many rows a pass would have to compute to test all that may be tested in one."""
     if waiting.run_len:
+        # At least what is unfed: its row is the one that the first token is tested on.
         return _run_len(place, waiting) + len(place.unfed)
     return len(_tree(place, waiting)) + len(place.unfed)
 
@@ -54,13 +57,23 @@ def draw_test(place: Place, kind: TokenKind) -> Test:
     return Test(place.epoch, place.committed_len, place.unfed, place.held, (), (), kind)
 
 
+def ahead_test(place: Place) -> Test:
+    """Return the test that feeds what is unfed, and holds its row."""
+    return Test(place.epoch, place.committed_len, place.unfed, False, (), (), None)
+
+
 def _run_len(place: Place, waiting: Waiting) -> int:
-    """Tokens that may be tested in one pass: a whole block, or all that has arrived, below the commit limit."""
-    return min(place.room, waiting.first_len if place.mode is Mode.BLOCK else waiting.run_len)
+    """Tokens that may be fed in one pass: a whole block, or all that has arrived, below the limits."""
+    if place.mode is Mode.BLOCK:
+        return min(place.room, waiting.first_len)
+    fitting = place.most_rows - len(place.unfed) if place.most_rows else place.room
+    return min(place.room, fitting, waiting.run_len)
 
 
 def _take_run(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
     count, before = _run_len(place, waiting), len(place.unfed)
+    if count < 1 <= min(before, max_rows):
+        return ahead_test(place)
     if place.mode is not Mode.BLOCK:
         count = min(count, max_rows - before)
     if count < 1 or count + before > max_rows:

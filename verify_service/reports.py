@@ -15,6 +15,9 @@ _WIRE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def verdict_of(session: Session, report: Report) -> Verdict:
     """Complete a chain's report with timings and log-probabilities, and start both afresh."""
     figures, session.figures = session.figures, PassFigures()
+    ahead, session.ahead = session.ahead, PassFigures()
+    # Tokens that needed no pass of their own were tested on the row of the one that ran ahead of them.
+    passes = ahead if ahead.num_rows and not figures.num_rows else figures
     logprobs, session.logprobs = tuple(session.logprobs), []
     return Verdict(
         session_id=session.opened.session_id,
@@ -27,11 +30,13 @@ def verdict_of(session: Session, report: Report) -> Verdict:
         next_epoch=report.next_epoch,
         cause=report.cause,
         logprobs=logprobs,
-        verify_s=figures.verify_s,
+        verify_s=passes.verify_s,
         queue_s=figures.queue_s,
-        num_rows=figures.num_rows,
+        num_rows=passes.num_rows,
         guarantee_void=session.chain.guarantee_void,
         num_stale=session.chain.num_stale,
+        num_sessions=passes.num_sessions,
+        from_ahead=passes is ahead,
     )
 
 

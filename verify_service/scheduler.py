@@ -23,7 +23,7 @@ from verify_service.driver import Driver
 from verify_service.events import Scheduled, Test
 from verify_service.residence import Residence
 from verify_service.roster import Roster
-from verify_service.sessions import Session
+from verify_service.sessions import PassFigures, Session
 
 
 def longest_wait(num_sessions: int, max_rows: int, most_rows: int, *, whole: bool = False) -> int:
@@ -50,6 +50,11 @@ class Work:
     start: int
     """Absolute position of the first token fed."""
 
+    @property
+    def figures(self) -> PassFigures:
+        """Where the pass is counted."""
+        return self.session.ahead if self.test is not None and self.test.is_ahead else self.session.figures
+
 
 class Scheduler:
     """Plans passes over the roster's sessions."""
@@ -75,7 +80,27 @@ class Scheduler:
             if test is not None:
                 works.append(self._testing(session, test))
                 rows_left -= len(test.feed)
-        return self._take_turns(works)
+        self._take_turns(works)
+        return works + self._ahead(works, rows_left)
+
+    def _ahead(self, works: list[Work], rows_left: int) -> list[Work]:
+        """Return one row each for sessions that await their drafter, in a pass that runs anyway, or where it is wished.
+
+        Without it a session that starts a new chain beside others misses the pass that begins meanwhile. Alone it would
+        wait for its drafter and then for a whole pass; a pass at once costs it nothing if the drafter is quicker.
+        """
+        ahead: list[Work] = []
+        for session in self._roster.in_turn():
+            wished = bool(works) or session.chain.speculation.ahead
+            if rows_left < 1 or not (wished and session.ready and session.chain.may_feed_ahead):
+                continue
+            if not self._make_room(session, 1, works + ahead):
+                continue
+            test = self._test(session, 1, ahead=True)
+            if test is not None:
+                ahead.append(self._testing(session, test))
+                rows_left -= 1
+        return ahead
 
     def fill_work(self, max_stretches: int) -> list[Work]:
         """Return the parts of the next prompt pass: at most `max_stretches` sessions, one stretch of each."""
@@ -126,9 +151,9 @@ class Scheduler:
         # None are left, or fewer, behind a block or a tree that is larger than a pass.
         return min(wanted, max(0, rows_left))
 
-    def _test(self, session: Session, rows: int) -> Test | None:
+    def _test(self, session: Session, rows: int, *, ahead: bool = False) -> Test | None:
         try:
-            return self._driver.step(session, Scheduled(rows))
+            return self._driver.step(session, Scheduled(rows, ahead))
         except Exception as error:
             self._driver.fail(session, error)
             return None

@@ -23,6 +23,7 @@ class PassFigures:
     verify_s: float = 0.0
     queue_s: float = 0.0
     num_rows: int = 0
+    num_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class Session:
         self.logprobs: list[TokenLogprobs] = []
         """Of the tokens that no verdict has named yet."""
         self.figures = PassFigures()
+        self.ahead = PassFigures()
+        """Of the pass that fed the last token while its drafter was awaited."""
         self.timer: StartTimer | None = None
         """A timer that starts when the session is ready: patience does not run while it could not run anyway."""
         self._classes = effective_classes(opened)

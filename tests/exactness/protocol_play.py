@@ -167,6 +167,12 @@ class _Performance:
         self.tell_chain(verify.Scheduled(32))
         self._settle(flush=True)
 
+    def move_a(self) -> None:
+        """A pass that waits for nobody."""
+        self._settle(flush=False)
+        self.tell_chain(verify.Scheduled(32, ahead=True))
+        self._settle(flush=True)
+
     def move_w(self) -> None:
         """A pass begins, and never ends."""
         self._settle(flush=False)
@@ -276,6 +282,9 @@ class _Performance:
 
     def _judged(self, test: verify.Test) -> verify.Judged:
         self.source.epoch = test.epoch
+        if test.is_ahead:
+            self.play.witnesses.add("ahead")
+            return verify.Judged(0, 0, None)
         if test.from_held and test.token_ids:
             self.play.witnesses.add("held")
         context = tuple(self.chain.tokens)

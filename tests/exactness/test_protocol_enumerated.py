@@ -79,6 +79,13 @@ SCHEDULES = {
     "a hint behind two lost ones": ("tvtvHHhcc|ddppvhc", PIPELINED, {"patience", "taken_hint", "held"}),
     "a hint that skips one": ("tvtvtvHhccc|ddppvhc", PIPELINED, {"odd_hint", "patience", "recovered"}),
     "hint of a reset": ("ddggpphdpp|vccdhppvc", PIPELINED, {"gap", "reset", "taken_hint"}),
+    "a pass ahead of every proposal": ("|addppac", PIPELINED, {"ahead", "held", "recovered"}),
+    "a pass ahead in sequential rounds": ("|advppacc", SEQUENTIAL, {"ahead", "held", "accepted", "recovered"}),
+    "a pass ahead inside a chain": ("|adpavdppvc", PIPELINED, {"ahead", "held"}),
+    "runs cut to a plan that runs ahead": ("|addppavc", Speculation(2, 2, 4, ahead=True), {"ahead", "held"}),
+    "one row a pass, ahead": ("|addppac", Speculation(1, 1, 2, ahead=True), {"ahead", "held", "accepted", "recovered"}),
+    "patience behind a pass ahead": ("atv|vccddppac", PIPELINED_2, {"ahead", "patience", "held"}),
+    "verifier lost behind a pass ahead": ("adppar|dppac", PIPELINED, {"ahead", "verifier lost"}),
     "hints, and a verifier lost": ("dppvhdppr|dppvhc", PIPELINED, {"taken_hint", "verifier lost"}),
 }
 """Moves, window, and what must be seen to happen on some path."""

@@ -182,6 +182,8 @@ class VerifierPart:
     def _judged(self, test: verify.Test) -> verify.Judged:
         self.kv_len += 0 if test.feed_parents else len(test.feed)
         context = list(self.chain.tokens)
+        if test.is_ahead:
+            return verify.Judged(0, 0, None)
         if test.tree is not None:
             return self._judged_tree(test, test.tree, context)
         for index, token in enumerate(test.token_ids):

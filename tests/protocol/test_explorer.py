@@ -63,6 +63,32 @@ def test_a_drafter_that_may_pass_at_any_time_breaks_nothing(mode: Mode) -> None:
     searched(Setting(num_tokens=4, speculation=PIPELINED, passes=True, mode=mode))
 
 
+AHEAD, AHEAD_2 = Speculation(1, 1, 2, ahead=True), Speculation(2, 2, 4, ahead=True)
+LONG = [pytest.param(AHEAD_2, mode, marks=pytest.mark.slow) for mode in (Mode.REJECTION, Mode.BLOCK)]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "mode"),
+    [
+        *(
+            (plan, mode)
+            for plan in (SEQUENTIAL, PIPELINED, AHEAD)
+            for mode in (Mode.GREEDY, Mode.REJECTION, Mode.BLOCK)
+        ),
+        (AHEAD_2, Mode.GREEDY),
+        *LONG,
+    ],
+)
+def test_a_verifier_that_runs_ahead_at_any_moment_breaks_nothing(speculation: Speculation, mode: Mode) -> None:
+    num_tokens = 3 if mode is Mode.GREEDY else 2
+    searched(Setting(num_tokens=num_tokens, speculation=speculation, mode=mode, ahead=True, trouble=(("timer", 1),)))
+
+
+def test_a_policy_that_begins_and_ends_to_run_ahead_breaks_nothing() -> None:
+    tunings = (AHEAD, PIPELINED)
+    searched(Setting(num_tokens=3, speculation=PIPELINED, ahead=True, tunings=tunings, trouble=(("tune", 2),)))
+
+
 def test_a_drafter_whose_context_fills_up_breaks_nothing() -> None:
     searched(Setting(num_tokens=4, speculation=PIPELINED, max_len=5))
 

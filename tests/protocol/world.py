@@ -57,6 +57,8 @@ class Setting:
     """Whether the drafter may pass."""
     trees: bool = False
     """Whether the drafter guesses trees."""
+    ahead: bool = False
+    """Whether the verifier may feed its last token while it awaits the drafter."""
     hints: bool = False
     """Whether the verifier tells the drafter of an epoch's end: a stream of its own, which may lose anything."""
     slow_log: bool = False
@@ -308,6 +310,8 @@ class World:
         if state.chain != NONE:
             for max_rows in self.setting.rows:
                 yield f"verifier has {max_rows} rows", self.tell_chain(state, verify.Scheduled(max_rows))
+            if self.setting.ahead:
+                yield "verifier runs ahead", self.tell_chain(state, verify.Scheduled(32, ahead=True))
         if state.severed and not state.unheard:
             yield "Propose stream opened again", self._broken(state)._replace(severed=False)
         yield from self._drafting(state)

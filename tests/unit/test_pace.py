@@ -5,7 +5,8 @@ import pytest
 from orchestrator.figures import Round
 from orchestrator.pace import Pace
 from orchestrator.pass_costs import MAX_VERIFIERS, CostsByVerifier, PassCosts
-from orchestrator.tuning import PROBE_EVERY, PROBE_LIMIT, Limits, Tuning
+from orchestrator.plans import TRIAL
+from orchestrator.tuning import EARLIER_SESSIONS, PROBE_EVERY, PROBE_LIMIT, Limits, Tuning
 from outrider.gamma import PLAIN, Costs, best_plan, plain_rate, sequential_rate
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind, WorkerId
@@ -117,16 +118,16 @@ def test_without_a_measurement_there_is_nothing_to_go_by() -> None:
 class Lonely:
     """A session whose drafter never has anything to offer, beside others that make every answer late."""
 
-    def __init__(self, waited_s: float) -> None:
+    def __init__(self, waited_s: float, rows: int = 8) -> None:
         self.tuning = Tuning(SpeculationChoice(), Limits())
-        self.waited_s = waited_s
+        self.waited_s, self.rows = waited_s, rows
         self.now_s = 0.0
         self.epoch = PLACE
 
     def round(self) -> None:
         self.tuning.restarted(self.epoch, self.now_s)
-        self.now_s += STEPS_S[8] + (self.waited_s if self.tuning.speculation.enabled else 0.0)
-        self.tuning.observe(plain(8, self.epoch), self.now_s)
+        self.now_s += STEPS_S[self.rows] + (self.waited_s if self.tuning.speculation.enabled else 0.0)
+        self.tuning.observe(plain(self.rows, self.epoch), self.now_s)
         self.epoch = self.epoch.next_round()
 
 
@@ -137,8 +138,8 @@ def test_a_drafter_that_only_makes_the_verifier_wait_is_switched_off() -> None:
     assert session.tuning.speculation == PLAIN
 
 
-def test_waiting_that_hardly_matters_switches_nothing_off() -> None:
-    session = Lonely(0.0002)
+def test_waiting_that_hardly_matters_switches_nothing_off_that_has_a_pass_to_itself() -> None:
+    session = Lonely(0.0002, rows=1)
     for _ in range(100):
         session.round()
     assert session.tuning.speculation.enabled
@@ -150,18 +151,23 @@ def test_a_probe_without_guesses_ends() -> None:
         session.round()
     on = []
     for _ in range(PROBE_EVERY + PROBE_LIMIT + 1):
+        session.now_s += 0.1  # a probe comes after a number of tokens, but no sooner than after some time
         session.round()
         on.append(session.tuning.speculation.enabled)
     assert sum(on) == PROBE_LIMIT + 1
     assert not on[-1]
 
 
-def full_house(accepted: int, tested: int) -> PassCosts:
-    """Return the costs of a verifier whose sessions fill its passes, all of them of one acceptance."""
+def full_house(accepted: int, tested: int, num_sessions: int = 8) -> PassCosts:
+    """Return the costs of a verifier whose sessions fill its passes, and whose drafts are accepted so often."""
     passes = measured()
-    pace = Pace(passes)
-    for _ in range(40):
-        pace.observe(drafted(accepted, tested, 32), Speculation(4, 4, 4), 0.05, 9.5)
+    for _ in range(num_sessions):
+        passes.company.join()
+        pace = Pace(passes)
+        for _ in range(10):
+            pace.observe(drafted(accepted, tested, 32), Speculation(4, 4, 4), 0.05, 9.5)
+            pace.observe_trip(0.002)
+        pace.leave()
     return passes
 
 
@@ -172,17 +178,27 @@ def begun(passes: PassCosts, now_s: float, choice: SpeculationChoice | None = No
 
 
 def test_a_session_beside_others_begins_with_what_they_have_seen() -> None:
-    assert begun(full_house(1, 4), 10.0).speculation == PLAIN
-    assert begun(full_house(4, 4), 10.0).speculation.enabled
+    lost = begun(full_house(0, 4), 10.0)
+    assert (lost.speculation, lost.reason) == (PLAIN, EARLIER_SESSIONS)
+    assert begun(full_house(4, 4), 10.0).speculation.gamma > 1
 
 
-def test_what_was_seen_long_ago_or_of_one_session_alone_leaves_the_default() -> None:
-    assert begun(full_house(1, 4), 60.0).speculation == Limits().default
-    alone = measured()
-    pace = Pace(alone)
+def test_beside_others_of_whom_nothing_is_known_a_session_begins_with_a_trial() -> None:
+    passes = measured()
+    others = [passes.company.join() for _ in range(3)]
+    assert begun(passes, 10.0).speculation == TRIAL
+    for other in others:
+        passes.company.leave(other)
+    assert begun(passes, 10.0).speculation == Limits().default, "sessions that have ended are nobody's company"
+
+
+def test_what_others_waited_long_ago_counts_no_more() -> None:
+    passes = measured()
+    pace = Pace(passes)
     for _ in range(40):
-        pace.observe(drafted(0, 1, 5), Speculation(4, 4, 4), 0.002, 9.5)
-    assert begun(alone, 10.0).speculation == Limits().default
+        pace.observe(drafted(0, 1, 32), Speculation(4, 4, 4), 0.05, 9.5)
+    assert passes.neighbours(10.0) is not None
+    assert passes.neighbours(60.0) is None
     assert begun(PassCosts(), 10.0).speculation == Limits().default
 
 

@@ -294,7 +294,7 @@ def test_a_new_policy_is_told_at_once_to_the_verifier_and_with_the_next_commit_t
     progress = DecodeProgress(FIRST, 4, 20, OFF, 2.0)
     assert rounds.step(Tuned(OFF, 2.0)) == [TellVerifier(progress)]
     assert rounds.step(Tuned(OFF, 2.0)) == []
-    assert rounds.off_reason == "policy"
+    assert rounds.off_reason == "below_plain"
     assert only(tell(rounds, verdict(4, (5,))), TellDrafter).commit.speculation == OFF
     rounds.step(Tuned(ON, 2.0))
     assert rounds.off_reason == ""

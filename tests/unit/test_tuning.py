@@ -1,7 +1,8 @@
 """Policy glue: what is measured, when the plan changes, and how patience follows the restarts."""
 
 from orchestrator.figures import Round
-from orchestrator.tuning import MIN_TESTS, PROBE_EVERY, PROBE_ROUNDS, STRIDE, Limits, Tuning
+from orchestrator.plans import TRIAL
+from orchestrator.tuning import BELOW_PLAIN, MIN_TESTS, OFF_S, PROBE_EVERY, PROBE_ROUNDS, STRIDE, Limits, Tuning
 from outrider.gamma import PLAIN
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind
@@ -35,6 +36,15 @@ class Session:
         self.now_s += restart_s
         return self.tuning.observe(committed(accepted, tested, epoch=self.epoch), self.now_s) is not None
 
+    def wait_for_probe(self, token_s: float = 0.2) -> int:
+        """Decode plain until something is drafted; return how many tokens that took."""
+        tokens = 0
+        while not self.tuning.speculation.enabled:
+            self.now_s += token_s
+            self.tuning.observe(committed(0, 0, cause=VerdictCause.PLAIN), self.now_s)
+            tokens += 1
+        return tokens
+
     def disappoint(self) -> None:
         """Reject everything until nothing is drafted any more."""
         for _ in range(200):
@@ -57,29 +67,36 @@ def test_a_good_drafter_is_allowed_longer_proposals() -> None:
     assert session.tuning.speculation.window > session.tuning.speculation.gamma
 
 
-def test_a_useless_drafter_is_switched_off_and_probed_now_and_then() -> None:
+def test_a_useless_drafter_is_switched_off_and_probed_ever_more_seldom() -> None:
     session = Session(draft_s=0.02)
     session.disappoint()
-    assert session.tuning.speculation == PLAIN
-    changes = [session.tuning.observe(committed(0, 0, cause=VerdictCause.PLAIN), 0.0) for _ in range(PROBE_EVERY)]
-    assert [change is not None for change in changes] == [False] * (PROBE_EVERY - 1) + [True]
-    assert session.tuning.speculation.enabled
-    for _ in range(PROBE_ROUNDS):
-        session.round(0, 1)
-    assert session.tuning.speculation == PLAIN
+    assert (session.tuning.speculation, session.tuning.reason) == (PLAIN, BELOW_PLAIN)
+    waits = []
+    for _ in range(3):
+        waits.append(session.wait_for_probe())
+        assert session.tuning.speculation == TRIAL
+        for _ in range(PROBE_ROUNDS):
+            session.round(0, 1)
+        assert session.tuning.speculation == PLAIN
+    assert waits == [PROBE_EVERY, 2 * PROBE_EVERY, 4 * PROBE_EVERY]
+
+
+def test_a_session_that_was_switched_off_is_not_probed_for_some_time_however_fast_it_is() -> None:
+    session = Session(draft_s=0.02)
+    session.disappoint()
+    assert session.wait_for_probe(token_s=OFF_S / 999.5) == 1000
 
 
 def test_a_probe_of_a_drafter_that_has_become_good_switches_it_on() -> None:
     session = Session(draft_s=0.02)
     session.disappoint()
     session.tuning.observe_status(DraftStatus(draft_s_per_token=0.001))
-    for _ in range(400):
-        if session.tuning.speculation.enabled:
+    for _ in range(8):
+        if not session.tuning.speculation.enabled:
+            session.wait_for_probe()
+        for _ in range(PROBE_ROUNDS):
             session.round(2, 2, restart_s=0.035)
-        else:
-            session.tuning.observe(committed(0, 0, cause=VerdictCause.PLAIN), session.now_s)
-    while not session.tuning.speculation.enabled:
-        session.tuning.observe(committed(0, 0, cause=VerdictCause.PLAIN), session.now_s)
+    assert session.tuning.speculation.gamma > 1
     for _ in range(100):
         session.round(2, 2, restart_s=0.035)
     assert session.tuning.speculation.enabled
@@ -88,15 +105,17 @@ def test_a_probe_of_a_drafter_that_has_become_good_switches_it_on() -> None:
 def test_a_probe_ends_at_once_when_patience_runs_out() -> None:
     session = Session(draft_s=0.02)
     session.disappoint()
-    for _ in range(PROBE_EVERY):
-        session.tuning.observe(committed(0, 0, cause=VerdictCause.PLAIN), 0.0)
-    session.tuning.observe(committed(0, 0, cause=VerdictCause.PATIENCE), 0.0)
+    session.wait_for_probe()
+    session.tuning.observe(committed(0, 0, cause=VerdictCause.PATIENCE), session.now_s)
     assert session.tuning.speculation == PLAIN
 
 
 def test_the_plan_does_not_change_every_round() -> None:
     session = Session()
-    changes = sum(session.round(3, 4) for _ in range(400))
+    changes = 0
+    for _ in range(400):
+        drafted_s = session.tuning.speculation.restart_gamma * 0.003
+        changes += session.round(3, 4, restart_s=drafted_s + 0.03 + 0.011)
     assert changes <= 6
 
 

@@ -1,0 +1,139 @@
+"""Passes that do not wait: the latency model of a verifier that runs ahead of its drafter, alone and in company. Pure.
+
+Symbols are those of `outrider.gamma`. A verifier that runs ahead feeds the last committed token at once, while the
+drafter still guesses what follows, and holds the row. What arrives meanwhile has its first token tested on that row,
+without a pass: a rejection there has cost no row that plain decoding would not have had. So a chain takes
+
+* a pass of one row, or draft and trip where they take longer;
+* if its first token is accepted, a pass of g0 rows, which tests g0 - 1 more tokens and holds a row for the next one;
+* a pass of g rows for every further run that it survives into.
+
+With g0 = g = 1 that is plain decoding's speed exactly, as long as a draft token and a trip take no longer than a pass,
+whatever alpha is: a trial that costs nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from outrider.gamma import Costs, runs_in_flight, words_per_pass
+from outrider.messages import Speculation
+
+
+def ahead_rate(alpha: float, restart_gamma: int, gamma: int, costs: Costs) -> float:
+    """Return tokens per second of one session whose verifier runs ahead.
+
+    Args:
+        alpha: acceptance probability of a tested token, in [0, 1].
+        restart_gamma: g0, tokens of the first proposal of a chain, 1 .. gamma.
+        gamma: g, tokens of every later proposal.
+        costs: the session's times; the round trip without any wait for a pass.
+    """
+    first_s = max(costs.pass_s(1), restart_gamma * costs.draft_s + costs.round_trip_s)
+    second_s = costs.pass_s(restart_gamma)
+    run_s = max(costs.pass_s(gamma), gamma * costs.draft_s)
+    chain_s = (1.0 - alpha) * (first_s + alpha * second_s)
+    return 1.0 / (chain_s + alpha ** (restart_gamma + 1) * run_s / words_per_pass(alpha, gamma - 1))
+
+
+def best_ahead(alpha: float, costs: Costs, max_gamma: int) -> tuple[Speculation, float]:
+    """Return the best plan of a verifier that runs ahead, and its tokens per second; the shorter of two equal ones.
+
+    Args:
+        alpha: in [0, 1].
+        costs: the session's times.
+        max_gamma: most tokens of a proposal, >= 1.
+    """
+    gammas = [1, *(g for g in range(2, max_gamma + 1) if g * costs.draft_s <= costs.pass_s(g) * (1.0 + 1e-9))]
+    pairs = [(restart, gamma) for gamma in gammas for restart in range(1, gamma + 1)]
+    restart, gamma = max(pairs, key=lambda pair: ahead_rate(alpha, pair[0], pair[1], costs))
+    return ahead_plan(restart, gamma, costs), ahead_rate(alpha, restart, gamma, costs)
+
+
+def ahead_plan(restart_gamma: int, gamma: int, costs: Costs) -> Speculation:
+    """Return a plan that runs ahead, with a window in which the verifier never waits while a chain survives."""
+    return Speculation(gamma, restart_gamma, gamma * runs_in_flight(gamma, costs), ahead=True)
+
+
+# --- in company ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one session would make of rows."""
+
+    alpha: float
+    """Acceptance probability of a tested token, in [0, 1]."""
+    undrafted: float = 0.0
+    """Share of its tokens that nobody drafts, in [0, 1]."""
+    most: int = 16
+    """Most rows of a pass that it can use, >= 1; 1: it decodes plain, or is only tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Who gets how many rows of a pass."""
+
+    rows: tuple[int, ...]
+    """By claim, each >= 1."""
+    gain: float
+    """Tokens per second of all sessions together, in those of plain decoding, >= 1."""
+
+
+def divide_rows(claims: Sequence[Claim], others: int, pass_s: Callable[[int], float]) -> Division:
+    """Divide the rows of passes that sessions share: each goes where an accepted token is likeliest.
+
+    Every session has the row that it decodes plain with. The next rows are given one by one, those first that bring
+    the most tokens, and as many are given as the passes are worth: where a pass is near its limit, those whose next
+    draft token is least likely to be accepted go without.
+
+    Args:
+        claims: one per session that has a drafter.
+        others: further sessions, of one row each.
+        pass_s: seconds of a pass by rows, which need not be smooth.
+    """
+    num = len(claims) + others
+    tokens = rows = float(num)
+    plain = best = num / pass_s(num)
+    taken: list[int] = []
+    best_count = 0
+    for _, index, more_tokens, more_rows in _steps(claims):
+        tokens, rows = tokens + more_tokens, rows + more_rows
+        taken.append(index)
+        rate = tokens / _mean_pass_s(num, rows - num, pass_s)
+        if rate > best:
+            best, best_count = rate, len(taken)
+    given = [1] * len(claims)
+    for index in taken[:best_count]:
+        given[index] += 1
+    return Division(tuple(given), best / plain)
+
+
+def _steps(claims: Sequence[Claim]) -> list[tuple[float, int, float, float]]:
+    """Return every further row of every claim, the most worth while first: (-worth, claim, tokens and rows a pass)."""
+    steps = []
+    for index, claim in enumerate(claims):
+        tokens, rows, worth = 1.0, 1.0, float("inf")
+        for gamma in range(2, claim.most + 1):
+            more_tokens, more_rows = _per_pass(claim, gamma)
+            # A later row is never ranked before an earlier one of the same session.
+            worth = min(worth, (more_tokens - tokens) / max(1e-9, more_rows - rows))
+            steps.append((-worth, index, more_tokens - tokens, more_rows - rows))
+            tokens, rows = more_tokens, more_rows
+    return sorted(steps, key=lambda step: (step[0], step[1]))
+
+
+def _per_pass(claim: Claim, gamma: int) -> tuple[float, float]:
+    """Return the tokens and the rows of a session in an average pass, where its runs have `gamma` rows."""
+    alpha, undrafted = min(claim.alpha, 0.999), claim.undrafted
+    runs = alpha / (1.0 - alpha**gamma)
+    tokens, passes, rows = 1.0 / (1.0 - alpha), 1.0 + runs, 1.0 + gamma * runs
+    # All by token: those that nobody drafts take a pass and a row each.
+    passes = undrafted + (1.0 - undrafted) * passes / tokens
+    rows = undrafted + (1.0 - undrafted) * rows / tokens
+    return 1.0 / passes, rows / passes
+
+
+def _mean_pass_s(plain_rows: int, extra: float, pass_s: Callable[[int], float]) -> float:
+    """Return what passes take on average that have so many rows more on average, from none to twice as many."""
+    shares = (0.25, 0.75, 1.25, 1.75)
+    return sum(pass_s(round(plain_rows + share * extra)) for share in shares) / len(shares)
