@@ -13,6 +13,7 @@ from orchestrator.http.asking import Asked, chat_asked, completion_asked
 from orchestrator.http.front import Calling, Front, FrontHere
 from orchestrator.http.generating import Generating, Work
 from orchestrator.http.parsing import Format, Parser
+from orchestrator.http.reading import JsonRoute
 from orchestrator.http.samples import About, ChatSample, Sample, TextSample
 from orchestrator.http.schema import ChatRequest, CompletionRequest
 from orchestrator.http.served import Served
@@ -21,7 +22,7 @@ from orchestrator.http.telling import Heading, Telling
 from outrider.errors import InvalidRequest
 from outrider.generation import GenerationRequest, TextPrompt, TokenPrompt
 
-router = APIRouter(responses=ERRORS)
+router = APIRouter(responses=ERRORS, route_class=JsonRoute)
 
 STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
 

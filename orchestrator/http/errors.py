@@ -174,11 +174,19 @@ def invalid(error: RequestValidationError) -> InvalidRequest:
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
-    code = CODES.get(error.status_code)
-    message = (
-        f"{error.detail}: {request.method} {request.url.path}" if error.status_code in (404, 405) else error.detail
-    )
-    return JSONResponse(body_of(error.status_code, message, None, code), error.status_code, error.headers)
+    status, headers, detail = error.status_code, dict(error.headers or {}), error.detail
+    if status in (404, 405):
+        # The page stands behind all routes, and knows nothing of methods.
+        methods = _methods(request)
+        if methods:
+            status, headers["allow"], detail = 405, ", ".join(methods), "Method Not Allowed"
+        detail = f"{detail}: {request.method} {request.url.path}"
+    return JSONResponse(body_of(status, detail, None, CODES.get(status)), status, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that the path of a request has."""
+    return sorted(method.upper() for method in request.app.openapi()["paths"].get(request.url.path, {}))
 
 
 async def _on_defect(request: Request, error: Exception) -> JSONResponse:
