@@ -38,6 +38,9 @@ class Live:
     """What the routes share."""
 
     front: Front
+    fresh_s: float = FRESH_S
+    period_s: float = PERIOD_S
+    max_events: int = MAX_EVENTS
     num_watchers: int = 0
     _workers: Sequence[WorkerDescription] = ()
     _problem: str = ""
@@ -52,7 +55,7 @@ class Live:
         """
         sessions = self.front.open_desk.sessions
         async with self._reading:
-            if time.monotonic() - self._read_s >= FRESH_S:
+            if time.monotonic() - self._read_s >= self.fresh_s:
                 await self._read(sessions)
                 self._read_s = time.monotonic()
         placement, lately = sessions.tools.placement, sessions.tools.lately
@@ -85,11 +88,11 @@ class Live:
         self.require_room()
         self.num_watchers += 1
         try:
-            for _ in range(MAX_EVENTS):
+            for _ in range(self.max_events):
                 if self.front.open_desk.sessions.draining:
                     return
                 yield await self.seen()
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(self.period_s)
         finally:
             self.num_watchers -= 1
 

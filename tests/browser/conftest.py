@@ -3,9 +3,12 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
-from tests.browser.page_bench import CHROMIUM, Gateway, Watched, gateway, launch, watched
+from tests.browser.page_bench import CHROMIUM, Watched, launch, watched
+from tests.integration.announced_bench import Gateway, gateway
+
+expect.set_options(timeout=20_000)  # machines that run several tests at once are slow
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from playwright.async_api import Browser, Page, Route, expect
 
 from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest
 from outrider.messages import SamplingParams
-from tests.browser.page_bench import Gateway, Watched, gateway, watched
+from tests.browser.page_bench import Watched, watched
+from tests.integration.announced_bench import Gateway, gateway
 from tests.integration.cluster_bench import Heard, hear, until
 
 PROMPT = "the cat sat on "

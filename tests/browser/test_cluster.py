@@ -5,7 +5,8 @@ import re
 import httpx
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.page_bench import Gateway, Watched, gateway, watched
+from tests.browser.page_bench import Watched, watched
+from tests.integration.announced_bench import Gateway, gateway
 
 BODY = {"messages": [{"role": "user", "content": "the cat"}], "temperature": 0, "max_completion_tokens": 60}
 
@@ -53,9 +54,9 @@ async def test_a_killed_draft_worker_disappears_and_it_says_why_nothing_is_draft
         page = seen.page
         await page.goto(f"{made.url}#cluster")
         workers = page.locator("#workers tbody tr", has_text="draft worker")
-        await expect(workers).to_have_count(2, timeout=8000)
+        await expect(workers).to_have_count(2)
         await made.drafters[0][0].kill()
-        await expect(workers).to_have_count(1, timeout=8000)
+        await expect(workers).to_have_count(1)
         await expect(page.locator("#cluster-status")).to_contain_text("1 draft workers are ready")
         await made.drafters[1][0].kill()
         await expect(page.locator("#cluster-off")).to_contain_text(
@@ -86,7 +87,7 @@ async def test_pausing_leaves_what_is_shown_and_going_on_brings_it_up_to_date(se
     await expect(page.locator("#cluster-age")).to_have_text("up to date")
     await page.get_by_role("button", name="Pause").click()
     await expect(page.locator("#cluster-status")).to_contain_text("Paused")
-    await expect(page.locator("#cluster-age")).to_contain_text("seconds ago", timeout=8000)
+    await expect(page.locator("#cluster-age")).to_contain_text("seconds ago")
     await page.get_by_role("button", name="Pause").click()
     await expect(page.locator("#cluster-age")).to_have_text("up to date")
 
@@ -101,4 +102,4 @@ async def test_a_server_that_goes_away_is_told_and_looked_for_again(seen: Watche
     await page.get_by_role("button", name="Pause").click()
     await expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
     await page.context.set_offline(False)
-    await expect(page.get_by_role("alert")).to_have_count(0, timeout=15000)
+    await expect(page.get_by_role("alert")).to_have_count(0)

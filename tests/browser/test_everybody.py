@@ -9,7 +9,8 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from outrider.keys import KeyLimits, make_key, write_record
-from tests.browser.page_bench import Gateway, Watched, gateway, watched
+from tests.browser.page_bench import Watched, watched
+from tests.integration.announced_bench import Gateway, gateway
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
 RULES = {
@@ -73,7 +74,7 @@ async def test_everything_can_be_done_by_keyboard_alone(seen: Watched) -> None:
         assert await page.locator(f"#{active}").get_attribute("aria-selected") == "true"
     await page.locator("nav a").nth(2).focus()
     await page.keyboard.press("Enter")
-    assert await page.evaluate(focus) == "cluster-title"
+    await expect(page.locator("#cluster-title")).to_be_focused()
 
 
 async def test_a_screen_reader_is_told_of_beginning_and_end_and_not_of_every_token(seen: Watched) -> None:
