@@ -136,6 +136,7 @@ class Cluster:
         running, orchestrator.running = orchestrator.running, {}
         for generation, client in running.items():
             self._wires.abandon(generation)
+            generation.tuning.end()
             if isinstance(client, Client):
                 self.clock.after(self._wires.detect_s, client.orphaned)
 

@@ -17,6 +17,7 @@ from outrider.generation import SpeculationChoice
 from simulator import questions
 from simulator.costs import MOST_ROWS
 from simulator.measured import DEFAULTS, Measured, alphas, by_rows, read
+from simulator.memory_command import memory
 from simulator.results import Summary
 from simulator.setting import MOST_WORKERS, Fleet, Load, Prices, Setting, ZoneLoss
 
@@ -148,6 +149,7 @@ class Given:
 
 
 GIVEN = Given()
+app.command(memory)
 
 
 @app.default

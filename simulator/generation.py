@@ -17,6 +17,8 @@ from orchestrator.events import (
     DrafterAsked,
     DrafterChosen,
     Event,
+    Fail,
+    Finish,
     OpenVerifier,
     Outcome,
     Started,
@@ -29,8 +31,8 @@ from orchestrator.job import OFF_BY_CHOICE
 from orchestrator.pace import Pace
 from orchestrator.pass_costs import PassCosts
 from orchestrator.rounds import Plan, Rounds
-from orchestrator.steering import Steering, Witness
-from orchestrator.tuning import Limits, Tuning
+from orchestrator.steering import Steering, Witness, sort_of
+from orchestrator.tuning import REASONS, Limits, Tuning
 from outrider.generation import Chunk, SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Generation, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import DraftStatus, TokenLogprobs, Verdict, WorkerDescription
@@ -121,12 +123,13 @@ class TimedGeneration:
         self.lost_ids: set[WorkerId] = set()
         """Draft workers that it does not want any more."""
         self.tuning = Tuning(job.choice, job.limits, Pace(around.pass_costs(job.verifier.worker_id)))
-        self.tuning.begin(around.now_s)
+        self.tuning.begin(around.now_s, sort_of(job.drafter) if job.drafter is not None else "")
         self._witness = Witness(steering, self.tuning, job.drafter)
         classes = (TokenClass.PROMPT,) * len(job.token_ids)
         plan = Plan(
-            job.fence, 0, job.token_ids, classes, job.final_len, self.tuning.speculation, self.tuning.patience_s
-        )
+            job.fence, 0, job.token_ids, classes, job.final_len, self.tuning.speculation, self.tuning.patience_s,
+            self.tuning.reason,
+        )  # fmt: skip
         self.rounds = Rounds(plan, Length(job.final_len))
         self._events: deque[Event] = deque()
         self._busy = False
@@ -183,12 +186,14 @@ class TimedGeneration:
     def _do(self, command: Command) -> None:
         match command:
             case OpenVerifier():
-                self.tuning.pace.passes = self._around.pass_costs(command.worker_id)
+                self.tuning.moved(self._around.pass_costs(command.worker_id))
             case TellDrafter() if command.commit.epoch > self._told_epoch:
                 self._told_epoch = command.commit.epoch
                 self.tuning.restarted(command.commit.epoch, self._around.now_s)
             case CloseDrafter():
                 self._witness.closed()
+            case Finish() | Fail():
+                self.tuning.end()
             case _:
                 pass
         self._around.carry(self, command)
@@ -196,7 +201,7 @@ class TimedGeneration:
     def _look_again(self) -> None:
         """Look for a draft worker at intervals while there is none."""
         reason = self.rounds.off_reason
-        if self.rounds.over or self._looks or reason in ("", "policy", *OFF_BY_CHOICE):
+        if self.rounds.over or self._looks or reason in ("", *REASONS, *OFF_BY_CHOICE):
             return
         self._looks = True
         self._around.later(DRAFTER_RETRY_S, self._look)

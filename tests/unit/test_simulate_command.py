@@ -9,6 +9,8 @@ from outrider.errors import InvalidRequest
 from simulator import command, questions
 from simulator.command import Given, doubling, steps
 from simulator.measured import DEFAULTS, Measured, by_rows, read
+from simulator.memory import GIB, needs, sessions_that_fit, shape_of
+from simulator.memory_command import Sizes, memory
 from simulator.setting import Fleet, Prices
 
 QUICK = {"seconds": 3.0, "warm_up_s": 1.0, "prompt": 10, "tokens": 32}
@@ -57,13 +59,18 @@ def test_drafting_yields_where_rows_cost_what_they_bring(capsys: pytest.CaptureF
 
 
 def test_the_loss_of_a_zone_is_told_in_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"sessions": 8, "verifiers": 2, "drafts": 2, "zones": 2, "orchestrators": 2, "seconds": 6.0}
-    command.zone(lose=1, at=3.0, detect_s=0.5, given=given(**options, json=True))
+    # Passes that cost what they hold: half of the verifiers are half of the tokens.
+    options = {
+        "sessions": 8, "verifiers": 2, "drafts": 2, "zones": 2, "orchestrators": 2, "seconds": 6.0,
+        "verify_ms": "1:10,32:320",
+    }  # fmt: skip
+    command.zone(lose=1, at=4.0, detect_s=0.5, given=given(**options, json=True))
     found = json.loads(shown(capsys))
     assert found["moved"] > 0
     assert found["failed"] == 0
     assert found["pause_s"] > 0.5
-    assert found["before"] > found["after"] > 0
+    assert found["after"] > 0
+    assert found["before"] > 1.2 * found["after"]
     command.zone(lose=1, at=3.0, given=given(**options))
     assert "sessions moved" in shown(capsys)
 
@@ -172,3 +179,46 @@ def test_without_prices_or_tokens_nothing_has_a_cost() -> None:
     assert Prices({}).per_million(Fleet(), 100.0) is None
     assert Prices({"verifier": 3.6}).per_million(Fleet(), 0.0) is None
     assert Prices({"verifier": 3.6}).per_million(Fleet(verifiers=2), 1000.0) == pytest.approx(2.0)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_weights_and_whole_blocks() -> None:
+    shape = shape_of("target", "8.03,32,8,128", "bfloat16")
+    assert shape.token_bytes == 128 * 1024
+    assert shape.weight_bytes == pytest.approx(16.06e9)
+    # 65 tokens take two blocks; one more block takes what is padding.
+    assert shape.kv_bytes(3, 65) == (3 * 2 + 1) * 64 * 128 * 1024
+    assert needs(shape, 3, 65, 4).total_bytes == pytest.approx(needs(shape, 3, 65).total_bytes / 4)
+
+
+def test_as_many_sessions_fit_as_do_not_need_more_than_there_is() -> None:
+    shape = shape_of("target", "70.6,80,8,128", "bfloat16")
+    assert sessions_that_fit(shape, 4096, 80 * GIB) == 0
+    fit = sessions_that_fit(shape, 4096, 80 * GIB, 4)
+    assert needs(shape, fit, 4096, 4).total_bytes <= 80 * GIB < needs(shape, fit + 1, 4096, 4).total_bytes
+
+
+def test_a_table_of_memory_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    memory(sizes=Sizes(target="70.6,80,8,128", ranks=4))
+    text = shown(capsys)
+    assert "verifier, each of 4 ranks" in text
+    assert "32.9" in text  # GiB of weights for each
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "allowed"),
+    [
+        ({"target": "8"}, "target", "billions of parameters"),
+        ({"draft": "1,0,8,64"}, "draft", "all of them positive"),
+        ({"dtype": "int4"}, "dtype", "bfloat16"),
+        ({"ranks": 3}, "ranks", "divides the 8 key-value heads"),
+        ({"context": 0}, "context", "1 to"),
+    ],
+    ids=["target", "draft", "dtype", "ranks", "context"],
+)
+def test_a_model_that_is_none_is_refused(options: dict[str, object], field: str, allowed: str) -> None:
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        memory(sizes=Sizes(**options))  # type: ignore[arg-type]
+    assert allowed in caught.value.message
