@@ -160,7 +160,9 @@ class Opening:
             model=self._language.model,
             mode=mode,
             prompt_len=prompt_len,
-            max_tokens=check_length(prompt_len, request.max_tokens, verifier.context_len, self._defaults),
+            max_tokens=check_length(
+                prompt_len, request.max_tokens, verifier.context_len, self._defaults, request.sampling.min_tokens
+            ),
             sampling=request.sampling,
             seed=request.seed,
             key=session_key(mode, request.seed),

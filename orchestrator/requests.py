@@ -84,7 +84,9 @@ def _check_together(request: GenerationRequest) -> None:
         raise InvalidRequest("ignore_eos", True, "false beside a grammar, whose output has an end")
 
 
-def check_length(prompt_len: int, max_tokens: int | None, context_len: int, defaults: Defaults) -> int:
+def check_length(
+    prompt_len: int, max_tokens: int | None, context_len: int, defaults: Defaults, min_tokens: int = 0
+) -> int:
     """Return how many tokens to generate at most.
 
     Args:
@@ -92,16 +94,22 @@ def check_length(prompt_len: int, max_tokens: int | None, context_len: int, defa
         max_tokens: what was asked for.
         context_len: most tokens of a session.
         defaults: for a request that does not say.
+        min_tokens: that are generated at least.
 
     Raises:
-        InvalidRequest: the prompt leaves no room.
+        InvalidRequest: the prompt leaves no room, or too little.
     """
     if prompt_len >= context_len:
         raise InvalidRequest("prompt", f"{prompt_len} tokens", f"1 .. {context_len - 1} tokens, earlier turns included")
     if max_tokens is not None and max_tokens < 0:
         raise InvalidRequest("max_tokens", max_tokens, "an integer >= 0")
     room = context_len - prompt_len
-    return min(room, defaults.max_tokens or room if max_tokens is None else max_tokens)
+    most = min(room, defaults.max_tokens or room if max_tokens is None else max_tokens)
+    if min_tokens > most:
+        raise InvalidRequest(
+            "sampling.min_tokens", min_tokens, f"an integer in 0 .. {most}, the most that is generated"
+        )
+    return most
 
 
 def choose_mode(request: GenerationRequest, defaults: Defaults) -> Mode:

@@ -13,6 +13,7 @@ from itertools import count as counter
 from draft_service.drafters.causal_lm import CausalLm
 from draft_service.drafters.protocol import DraftSession, Guessed, Work
 from outrider.errors import OutriderError
+from outrider.history import GrammarState
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import (
     DecodeOpen,
@@ -28,6 +29,7 @@ from outrider.messages import (
 )
 from outrider.model.runner import ModelRunner
 from outrider.noise import Purpose, derive_key, seed_key
+from outrider.shape import Shape
 from verify_service.engine import Engine
 from verify_service.inbox import CloseSession, JoinWorker, OpenSession, Proposed, Ticket
 
@@ -47,6 +49,8 @@ class Recipe:
     sampling: SamplingParams
     num_tokens: int = 3
     speculation: Speculation = Speculation(2, 2, 4)
+    grammar: GrammarState | None = None
+    """Where the grammar of `sampling` begins, for target and drafter; every generation has copies."""
     takes_likeliest: bool = False
     """A planted lie: the drafter proposes its likeliest token and says that it drew it."""
 
@@ -66,6 +70,7 @@ class _Run:
 
     base_len: int
     count: int
+    parents: tuple[int, ...] = ()
     token_ids: list[int] = field(default_factory=list)
     rows: list[SparseRow] = field(default_factory=list)
 
@@ -83,6 +88,8 @@ class _Lane:
         self.kinds: list[TokenKind] = []
         self.run: _Run | None = None
         self.rewind_to: int | None = None
+        self.waits = False
+        """Whether a tree is under way, behind which nothing is proposed."""
         self.failure: OutriderError | None = None
 
     @property
@@ -97,6 +104,8 @@ class _Lane:
     def room(self) -> int:
         """Tokens of the next proposal."""
         plan = self.recipe.speculation
+        if self.waits:
+            return 0
         return min(plan.gamma, min(len(self.committed) + plan.window, self.limit) - len(self.ids))
 
     def opened(self) -> DecodeOpen:
@@ -110,7 +119,9 @@ class _Lane:
 
     def draft_session(self) -> DraftSession:
         key = derive_key(self.key, Purpose.DRAFT)
-        return DraftSession(self.session_id, self.recipe.mode, self.recipe.sampling, key, len(self.recipe.prompt))
+        recipe = self.recipe
+        prompt_len = len(recipe.prompt)
+        return DraftSession(self.session_id, recipe.mode, recipe.sampling, key, prompt_len, grammar=recipe.grammar)
 
     def receive(self, item: DecodeResponseMessage | OutriderError | None) -> None:
         """Take what the engine says; a newer epoch discards the chain."""
@@ -123,7 +134,7 @@ class _Lane:
         if item.next_epoch != self.epoch:
             same = (index for index, (old, new) in enumerate(zip(self.ids, self.committed, strict=False)) if old != new)
             self.rewind_to = next(same, min(len(self.ids), len(self.committed)))
-            self.epoch, self.ids, self.run = item.next_epoch, list(self.committed), None
+            self.epoch, self.ids, self.run, self.waits = item.next_epoch, list(self.committed), None, False
 
 
 class Sampler:
@@ -186,7 +197,8 @@ class Sampler:
     def _open(self, name: str, seed: int, recipe: Recipe) -> tuple[_Lane, Ticket]:
         lane = _Lane(name, next(self._generations), seed, recipe)
         ticket = Ticket(next(self._tickets))
-        self._engine.post(OpenSession(ticket, lane.opened(), lane.receive))
+        grammar = None if recipe.grammar is None else recipe.grammar.copy()
+        self._engine.post(OpenSession(ticket, lane.opened(), lane.receive, grammar))
         self._drafter.open(lane.draft_session(), lane.ids)
         return lane, ticket
 
@@ -213,14 +225,15 @@ class Sampler:
         plan = self._drafter.plan(lane.session_id, lane.ids, lane.room)
         if plan is None or not plan.count:
             return False
-        lane.run = _Run(len(lane.ids), plan.count)
-        self._post(ProposalHeader(lane.session_id, lane.epoch, len(lane.ids), plan.count))
+        lane.run = _Run(len(lane.ids), plan.count, plan.parents)
+        depth = len(Shape(plan.parents).levels) if plan.parents else 0
+        self._post(ProposalHeader(lane.session_id, lane.epoch, len(lane.ids), plan.count, depth))
         return True
 
     def _draw(self, lanes: Sequence[_Lane]) -> None:
         """Draw one token for each lane, and send the proposals that are complete with it."""
         works = [
-            Work(lane.session_id, lane.epoch, lane.ids, lane.run.count - len(lane.run.token_ids))
+            Work(lane.session_id, lane.epoch, lane.ids, lane.run.count - len(lane.run.token_ids), lane.run.parents)
             for lane in lanes
             if lane.run is not None
         ]
@@ -236,7 +249,8 @@ class Sampler:
         tokens = guessed.token_ids
         if lane.recipe.takes_likeliest:
             tokens = tuple(row.token_ids[0] for row in guessed.rows)
-        lane.ids += tokens
+        lane.waits = bool(run.parents)
+        lane.ids += () if lane.waits else tokens
         run.token_ids += tokens
         run.rows += guessed.rows
         if len(run.token_ids) == run.count:
@@ -244,7 +258,7 @@ class Sampler:
             self._post(
                 Proposal(
                     lane.session_id, lane.epoch, run.base_len, seen, seen + plan.window,
-                    tuple(run.token_ids), tuple(run.rows),
+                    tuple(run.token_ids), tuple(run.rows), run.parents,
                 )
             )  # fmt: skip
             lane.run = None

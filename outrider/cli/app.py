@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from outrider.cli.ask import Ask
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
 from outrider.cli.ranges import check_range
@@ -19,16 +20,7 @@ from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import RETRY, Client, ClientTls, Retry, client_tls
 from outrider.cluster import LocalCluster
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.generation import (
-    ChatMessage,
-    ChatPrompt,
-    GenerationRequest,
-    SpeculationChoice,
-    TextPrediction,
-    TextPrompt,
-)
-from outrider.ids import Mode
-from outrider.messages import SamplingParams
+from outrider.generation import GenerationRequest, SpeculationChoice
 from outrider.model.names import DEFAULT_MODEL, locate
 from outrider.redaction import redacted
 
@@ -68,83 +60,6 @@ class Models:
     """Type of weights and KV."""
     threads: int = 0
     """Threads per model; 0: half of the cores each."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Ask:
-    """What is asked for."""
-
-    raw: Annotated[bool, Parameter(negative="")] = False
-    """Continue the prompt as it is, without the chat template."""
-    system: str = ""
-    """System message."""
-    max_tokens: int = 200
-    """Most tokens of the answer."""
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """Keep the likeliest tokens that reach this mass, (0, 1]."""
-    top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
-    min_p: float = 0.0
-    """Keep tokens at least this fraction as likely as the likeliest, [0, 1]."""
-    seed: int | None = None
-    """The same seed gives the same text."""
-    mode: str = "auto"
-    """auto, greedy, coupled, rejection or block."""
-    gamma: int | None = None
-    """Tokens per proposal; unset: measured."""
-    window: int | None = None
-    """Tokens the drafter may be ahead, at least gamma; unset: measured."""
-    plain: Annotated[bool, Parameter(negative="")] = False
-    """Decode without drafts."""
-    drafter: str = ""
-    """Kind of drafter, or label of draft workers; unset: any."""
-    expect: Path | None = None
-    """File that holds what the answer is expected to be, such as the text before an edit."""
-    origins: Annotated[bool, Parameter(negative="")] = False
-    """Colour tokens by where they came from."""
-
-    def request(self, prompt: str) -> GenerationRequest:
-        """Turn the options into a request.
-
-        Raises:
-            InvalidRequest: there is no such mode or file; everything else is checked by the orchestrator.
-        """
-        return GenerationRequest(
-            prompt=self._prompt(sys.stdin.read() if prompt == "-" else prompt),
-            max_tokens=self.max_tokens,
-            sampling=SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p),
-            seed=self.seed,
-            mode=self._mode(),
-            speculation=SpeculationChoice(off=self.plain, gamma=self.gamma, window=self.window),
-            return_token_origin=True,
-            drafter=self.drafter,
-            prediction=None if self.expect is None else self._prediction(self.expect),
-        )
-
-    def _prediction(self, path: Path) -> TextPrediction:
-        try:
-            return TextPrediction(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest("expect", str(path), f"a file of UTF-8 that can be read ({error})") from error
-
-    def _prompt(self, text: str) -> TextPrompt | ChatPrompt:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise InvalidRequest("prompt", ascii(text), "valid UTF-8")
-        if self.raw:
-            return TextPrompt(text)
-        before = (ChatMessage("system", self.system),) if self.system else ()
-        return ChatPrompt((*before, ChatMessage("user", text)))
-
-    def _mode(self) -> Mode | None:
-        if self.mode == "auto":
-            return None
-        try:
-            return Mode[self.mode.upper()]
-        except KeyError:
-            raise InvalidRequest("mode", self.mode, "auto, greedy, coupled, rejection or block") from None
 
 
 @Parameter(name="*")

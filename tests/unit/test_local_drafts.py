@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.app import Ask
+from outrider.cli.ask import Ask
 from outrider.cli.local import LocalSettings
 from outrider.drafting.shipped import FEATURE, FOLDER
 from outrider.errors import InvalidRequest
