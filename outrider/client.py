@@ -1,8 +1,11 @@
 """The asynchronous client of `GenerationService`; `outrider.sync_client` has the same for code without an event loop.
 
     async with Client(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
-        async for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"))):
+        answer = await client.ask("Once upon a time", max_tokens=100, seed=7)
+        async for event in client.stream([{"role": "user", "content": "Hello"}], temperature=0):
             ...
+
+It is `outrider.AsyncClient` from outside.
 
 A generation whose stream is lost goes on by itself, at the next of the addresses: no token comes twice, none is
 missing, and all that is seen is a pause. How long that is tried is a `Retry`'s to say; then, and for everything that
@@ -19,8 +22,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
+from outrider.asking import Answer, Parameters, Prompt, answer_of, request_of, samples_of
 from outrider.codec.catalogue import model_from_proto, session_from_proto
 from outrider.codec.generation import event_from_proto, request_to_proto, resume_to_proto
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
@@ -42,6 +46,8 @@ SHORT_TIMEOUT_S = 10.0
 """Deadline of every other call."""
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 """Where the key is if it is not given."""
+SAMPLES_AT_ONCE = 32
+"""Samples of one request that run at the same time."""
 
 
 T = TypeVar("T")
@@ -114,6 +120,51 @@ class Client:
         ) as events:
             async for event in events:
                 yield event
+
+    def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events of a new generation, as `generate` does.
+
+        Args:
+            prompt: text, token ids, messages, or a request whose fields the parameters change.
+            **parameters: see `outrider.asking.Parameters`.
+
+        Raises:
+            OutriderError: it was refused, or failed.
+        """
+        return self.generate(request_of(prompt, parameters))
+
+    async def ask(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Answer:
+        """Return a whole answer; the arguments are those of `stream`.
+
+        Raises:
+            OutriderError: it was refused, or failed.
+        """
+        async with aclosing(self.stream(prompt, **parameters)) as events:
+            return answer_of([event async for event in events])
+
+    async def samples(self, prompt: Prompt, n: int, **parameters: Unpack[Parameters]) -> list[Answer]:
+        """Return several answers to one request, generated side by side; with a seed, each is repeatable.
+
+        Args:
+            prompt: as for `stream`.
+            n: how many, 1 .. 128; answer i is the one with `sample_index` i.
+            **parameters: as for `stream`.
+
+        Raises:
+            OutriderError: one was refused, or failed; the others are called off.
+        """
+        places = asyncio.Semaphore(SAMPLES_AT_ONCE)
+
+        async def one(request: GenerationRequest) -> Answer:
+            async with places:
+                return await self.ask(request)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(one(each)) for each in samples_of(request_of(prompt, parameters), n)]
+        except* OutriderError as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in asked]
 
     async def resume(self, session_id: SessionId, next_position: int) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of a generation whose stream was lost, from the first token that was not seen.

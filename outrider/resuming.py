@@ -18,7 +18,7 @@ from outrider.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Started
+from outrider.generation import Chunk, Finished, GenerationEvent, Notice, PromptLogprobs, Started
 from outrider.ids import SessionId
 from outrider.store.errors import LeaseHeld
 
@@ -89,7 +89,7 @@ class Progress:
                 self.position += len(event.token_ids)
             case Finished():
                 self.finished = True
-            case Notice():
+            case Notice() | PromptLogprobs():
                 pass
         return event
 

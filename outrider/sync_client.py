@@ -1,17 +1,20 @@
 """The client for code without an event loop: `outrider.client.Client` on a loop of its own.
 
     with SyncClient(["10.0.0.1:50051", "10.0.0.2:50051"]) as client:
-        for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"))):
+        answer = client.ask("Once upon a time", max_tokens=100, seed=7)
+        for event in client.stream([{"role": "user", "content": "Hello"}], temperature=0):
             ...
 
-For one thread at a time, and not inside a running event loop. The loop runs only while a method is waited for.
+It is `outrider.Client` from outside. For one thread at a time, and not inside a running event loop. The loop runs only
+while a method is waited for.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from outrider.asking import Answer, Parameters, Prompt
 from outrider.client import DEFAULT_TIMEOUT_S, Client
 from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, SessionSummary
 from outrider.ids import SessionId
@@ -61,6 +64,39 @@ class SyncClient:
             OutriderError: it was refused, or failed.
         """
         return self._events(self._client.generate(request))
+
+    def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Generator[GenerationEvent, None, None]:
+        """Yield the events of a new generation, as `generate` does.
+
+        Args:
+            prompt: text, token ids, messages, or a request whose fields the parameters change.
+            **parameters: see `outrider.asking.Parameters`.
+
+        Raises:
+            OutriderError: it was refused, or failed.
+        """
+        return self._events(self._client.stream(prompt, **parameters))
+
+    def ask(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Answer:
+        """Return a whole answer; the arguments are those of `stream`.
+
+        Raises:
+            OutriderError: it was refused, or failed.
+        """
+        return self._runner.run(self._client.ask(prompt, **parameters))
+
+    def samples(self, prompt: Prompt, n: int, **parameters: Unpack[Parameters]) -> list[Answer]:
+        """Return several answers to one request, generated side by side; with a seed, each is repeatable.
+
+        Args:
+            prompt: as for `stream`.
+            n: how many, 1 .. 128; answer i is the one with `sample_index` i.
+            **parameters: as for `stream`.
+
+        Raises:
+            OutriderError: one was refused, or failed; the others are called off.
+        """
+        return self._runner.run(self._client.samples(prompt, n, **parameters))
 
     def resume(self, session_id: SessionId, next_position: int) -> Generator[GenerationEvent, None, None]:
         """Yield the events of a generation whose stream was lost, from the first token that was not seen.
