@@ -56,7 +56,8 @@ class Penalised:
     def rewind(self, length: int) -> None:
         """The text at and past `length` is not what it was."""
         if length < self._length:
-            self._history, self._sound_len = None, length
+            self._sound_len = length if self._history is not None else min(length, self._sound_len)
+            self._history = None
         if length < self._kept_len:
             self._kept, self._kept_len, self._sound_len = None, 0, length
 
