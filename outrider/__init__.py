@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outrider.asking import Answer, Parameters
+    from outrider.asking import Answer, Message, Parameters
     from outrider.client import Client as AsyncClient
     from outrider.errors import OutriderError
     from outrider.generation import (
@@ -44,6 +44,7 @@ _HOMES = {
     "Finished": "outrider.generation",
     "GenerationEvent": "outrider.generation",
     "GenerationRequest": "outrider.generation",
+    "Message": "outrider.asking",
     "Mode": "outrider.ids",
     "NO_RETRY": "outrider.resuming",
     "Notice": "outrider.generation",
@@ -71,6 +72,7 @@ __all__ = [
     "Finished",
     "GenerationEvent",
     "GenerationRequest",
+    "Message",
     "Mode",
     "Notice",
     "OutriderError",

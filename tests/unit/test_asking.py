@@ -17,6 +17,7 @@ from outrider.generation import (
     ChatPrompt,
     Chunk,
     Finished,
+    GenerationEvent,
     GenerationRequest,
     Notice,
     PromptLogprobs,
@@ -158,7 +159,7 @@ def logprob(token: int) -> TokenLogprobs:
 def test_events_become_an_answer() -> None:
     started = Started(SessionId("s"), 3, Mode.GREEDY, model="m")
     prompt = [PromptLogprobs(0, (1, 2), (None, logprob(2))), PromptLogprobs(2, (3,), (logprob(3),))]
-    events = [
+    events: list[GenerationEvent] = [
         started,
         *prompt,
         Chunk(3, (4, 5), "ab", (), (logprob(4), logprob(5))),

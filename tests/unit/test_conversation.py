@@ -18,7 +18,8 @@ from tests.unit.tokenizer_shop import KINDS, bought
 TEMPLATE = """{{ bos_token }}{%- if tools %}[tools] {{ tools | tojson }}<|end|>
 {% endif %}{% if messages[0].role != 'system' %}[system] You help.<|end|>
 {% endif %}{% for message in messages %}{{ '[' + message.role + ']\n' }}\
-{% if message.reasoning_content and enable_thinking %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}{% for call in message.tool_calls %}\
+{% if message.reasoning_content and enable_thinking %}<think>{{ message.reasoning_content }}</think>{% endif %}\
+{{ message.content }}{% for call in message.tool_calls %}\
 <tool>{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}<|end|>
 {% endfor %}{% if add_generation_prompt %}{{ '[assistant]\n' }}{% endif %}"""
 WEATHER = json.dumps([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}])
@@ -51,7 +52,7 @@ def test_a_conversation_with_tools_has_the_ids_of_transformers(spoken: Language)
         ChatMessage("assistant", tool_calls=(call,), reasoning="hm"),
         ChatMessage("tool", "rain", name="weather", tool_call_id="c1"),
     )
-    same = [
+    same: list[dict[str, Any]] = [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": "the cat?"},
         {

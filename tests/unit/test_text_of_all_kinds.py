@@ -114,8 +114,8 @@ def test_a_word_behind_a_prompt_that_ends_in_bytes_keeps_its_space(kind: str) ->
 
 def test_a_special_token_without_a_role_splits_no_run_of_bytes() -> None:
     tokenizer = bought("llama-2")
-    first, *rest = [tokenizer.convert_tokens_to_ids(f"<0x{value:02X}>") for value in "😀".encode()]
-    token_ids = [first, *tokenizer.convert_tokens_to_ids(["<|reserved|>"]), *rest]
+    first, *rest = [f"<0x{value:02X}>" for value in "😀".encode()]
+    token_ids = cast("list[int]", tokenizer.convert_tokens_to_ids([first, "<|reserved|>", *rest]))
     assert "".join(pushed(Detokenizer(decoder("llama-2")), token_ids)) == "😀"
 
 
