@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -90,16 +91,22 @@ class Flights:
         return await self._write([*self._ended, *self._running], "demand")
 
     async def write_when_told(self) -> None:
-        """Write all records whenever the process gets SIGUSR1, until cancelled; does nothing without a folder."""
-        if not self.settings.folder:
-            return
+        """Write all records whenever the process gets SIGUSR1, until cancelled.
+
+        The signal is taken without a folder too: left alone it would end the process.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are the main thread's
         told, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, told.set)
         try:
             while True:
                 await told.wait()
                 told.clear()
-                log.info("%d flight records are written to %s", await self.write_all(), self.settings.folder)
+                if self.settings.folder:
+                    log.info("%d flight records are written to %s", await self.write_all(), self.settings.folder)
+                else:
+                    log.warning("no flight record is written: FLIGHT_FOLDER is not set")
         finally:
             loop.remove_signal_handler(signal.SIGUSR1)
 

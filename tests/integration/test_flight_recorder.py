@@ -64,6 +64,17 @@ async def test_generations_with_drafts_come_out_the_same_from_their_records(
     assert capsys.readouterr().out.count("commands as recorded") == 3
 
 
+async def test_the_signal_ends_no_orchestrator_that_has_no_folder(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier, _ = await bench.verifier()
+    _, _, client = await bench.orchestrator([verifier], [])
+    await hear(client, ask(0, max_tokens=3))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await until(lambda: "FLIGHT_FOLDER is not set" in caplog.text)
+    assert len((await hear(client, ask(0, max_tokens=3))).token_ids) == 3
+
+
 async def test_a_generation_that_fails_leaves_a_record_that_says_how(bench: Bench, tmp_path: Path) -> None:
     verifier, _ = await bench.verifier(toy_delay_s=0.02)
     drafter, _ = await bench.drafter()

@@ -6,11 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.ids import Generation, Mode
 from outrider.messages import SamplingParams
+from outrider.model.kv import BlockSlot, pool_rows
+from outrider.model.planning import RowClasses
 from outrider.model.runner import Feed, Rows
+from outrider.model.tiny import random_model
 from outrider.model.toy import ToyLanguage, ToyRunner
+from outrider.model.transformers_runner import TransformersRunner
 from tests.unit.verify_desk import KEY, VOCAB, ClassesMatter, Client, Desk, Request, noisy_draft
 from verify_service import judging
 from verify_service.audit import MAX_QUEUED, MAX_TRIES, SKIPPED, AuditSettings
@@ -23,6 +28,8 @@ ALL = EngineSettings(audit=AuditSettings(share=1.0))
 COUPLED = Request(mode=Mode.COUPLED, sampling=SamplingParams(temperature=0.9), key=KEY)
 REPEATING = Request(sampling=SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5))
 LONG = Request(prompt=tuple(at % VOCAB for at in range(150)), max_tokens=70)
+
+SHORT = replace(LONG, prompt=LONG.prompt[:70], max_tokens=20)
 
 
 def idle(desk: Desk, max_steps: int = 2000) -> None:
@@ -107,6 +114,35 @@ def test_a_mistake_at_the_last_position_is_found(caplog: pytest.LogCaptureFixtur
         idle(desk)
     assert desk.engine.audit.counters["mismatch"] == 1
     assert "at position 7, token 5 of 5 drawn" in caplog.text
+
+
+def test_a_real_models_sessions_match_and_one_whose_cache_was_spoilt_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = TransformersRunner(random_model(3, vocab_size=VOCAB), name="tiny", num_blocks=16)
+    runner.set_classes(RowClasses((16,), (16,), items_mix=False, spans_mix=False), "")
+    assert runner.info.exactness == "bitwise"
+    with torch.inference_mode():
+        desk = Desk(runner, ALL)
+        for request in (SHORT, replace(COUPLED, session_id="seeded", max_tokens=20)):
+            served(desk, request)
+            idle(desk)
+        assert desk.engine.audit.counters == {"checked": 2, "tokens": 40}
+        truncate = BlockSlot.truncate
+        monkeypatch.setattr(BlockSlot, "truncate", lambda slot, length: spoil(runner, slot, length, truncate))
+        served(desk, replace(SHORT, session_id="spoilt"), weight=1.0)
+        idle(desk)
+    assert desk.engine.audit.counters["mismatch"] == 1
+    assert desk.engine.counters["failed_sessions"] == 0
+
+
+def spoil(runner: TransformersRunner, slot: BlockSlot, length: int, truncate: Any) -> None:
+    """Forget what was rejected, and a token before it too, by its values: no rollback may do that."""
+    is_rollback = 0 < length < slot.length
+    truncate(slot, length)
+    if is_rollback:
+        for layer in runner._kv.layers:
+            layer[pool_rows(slot, length - 1, length)] = 1.0
 
 
 # --- whom it costs nothing ----------------------------------------------------------------------------------------
