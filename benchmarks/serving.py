@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.drafts import CAUSAL_LM, LAYER_SUBSET
 from outrider.client import Client
 from outrider.cluster import ServiceSpec
-from outrider.generation import Chunk, Finished, GenerationRequest, Notice, Started
+from outrider.generation import Chunk, Finished, GenerationRequest, Notice, PromptLogprobs, Started
 from outrider.ids import FinishReason, TokenKind
 from outrider.model.names import DEFAULT_MODEL
 
@@ -129,7 +129,7 @@ async def ask(client: Client, request: GenerationRequest) -> Reply:
                 chunks.append(event)
             case Finished():
                 finished = event
-            case Notice():
+            case Notice() | PromptLogprobs():
                 # Degraded is slower, never wrong; what it did shows in the figures.
                 pass
     if started is None or finished is None:

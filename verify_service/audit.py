@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from outrider.history import GrammarState
 from outrider.ids import Mode, TokenClass, WorkerId
 from outrider.messages import DecodeOpen, Speculation
 from outrider.model.runner import Feed, KvSlot, ModelRunner
@@ -52,6 +53,8 @@ class _Record:
     opened: DecodeOpen
     tokens: tuple[int, ...]
     """What it had committed in the end, as far as it is looked at."""
+    grammar: GrammarState | None = None
+    """Where its output stood in its grammar when it was opened."""
     tries: int = 0
 
 
@@ -102,7 +105,7 @@ class Audit:
         elif len(self._queue) >= MAX_QUEUED:
             self.counters["queue_full"] += 1
         else:
-            self._queue.append(_Record(opened, tokens[: self._settings.max_tokens]))
+            self._queue.append(_Record(opened, tokens[: self._settings.max_tokens], session.grammar_at_open))
 
     def give_up(self) -> None:
         """A real session needs the engine: give back what the twin holds, and try later."""
@@ -139,8 +142,10 @@ class Audit:
             speculation=Speculation(),
             worker_id=WorkerId(""),
             num_logprobs=-1,
+            num_prompt_logprobs=-1,
         )
-        session = Session(Ticket(0), opened, lambda _verdict: None, self._vocab_len)
+        grammar = None if record.grammar is None else record.grammar.copy()
+        session = Session(Ticket(0), opened, lambda _verdict: None, self._vocab_len, grammar=grammar)
         # A slot that is never matched or committed shares nothing: a wrong block could not be found with itself.
         session.slot = slot = self._runner.new_slot()
         session.filling = slot.length < session.chain.kv_len

@@ -74,6 +74,8 @@ class Session:
         self.vocab_len = vocab_len
         self.chain = Chain(opened, vocab_len, trees=trees)
         self.rule: Rule = rule_for(opened.mode, opened.key, opened.sample_index)
+        self.grammar_at_open = None if grammar is None else grammar.copy()
+        """Where the output stood in its grammar, for whoever decodes it again."""
         self.history = _history(opened, grammar)
         self.scoring = Scoring(opened, vocab_len) if opened.num_prompt_logprobs >= 0 else None
         """Log-probabilities of the prompt, until they are told: its KV is computed anew for as long."""

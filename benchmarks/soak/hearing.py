@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from outrider.generation import Chunk, Finished, GenerationEvent, Notice, Started
+from outrider.generation import Chunk, Finished, GenerationEvent, Notice, PromptLogprobs, Started
 from outrider.ids import FinishReason, SessionId
 
 
@@ -79,6 +79,8 @@ class Heard:
                 self.notices.append(event.reason)
             case Finished():
                 self.finished = event
+            case PromptLogprobs():
+                pass  # nobody asks for them here
 
     def _hear_chunk(self, chunk: Chunk, started_s: float) -> None:
         if chunk.token_ids and chunk.start != self.next_position:

@@ -247,7 +247,7 @@ class Deaf(History):
 
     def after(self, run: Sequence[int]) -> History:
         copied = super().after(())
-        copied.advance = lambda _: None  # type: ignore[method-assign]
+        copied.advance = lambda output_ids: None  # type: ignore[method-assign]
         return copied
 
 

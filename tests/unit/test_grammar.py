@@ -33,7 +33,7 @@ def begin(kind: GrammarKind, text: str, output: str = "", end_ids: tuple[int, ..
 def next_pieces(state: State) -> set[bytes]:
     allowed = state.allowed()
     assert allowed is not None
-    return {TOY.pieces[token] for token in np.flatnonzero(allowed)}
+    return {TOY.pieces[token] for token in np.flatnonzero(allowed).tolist()}
 
 
 def test_a_request_without_a_grammar_has_no_state() -> None:

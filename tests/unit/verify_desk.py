@@ -8,6 +8,7 @@ from itertools import count
 import torch
 
 from outrider.errors import OutriderError
+from outrider.history import GrammarState
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import (
     DecodeAttach,
@@ -129,6 +130,9 @@ class Request:
     patience_s: float = 1.0
     classes: tuple[TokenClass, ...] = ()
     prompt_len: int = 0
+    num_prompt_logprobs: int = -1
+    grammar: GrammarState | None = None
+    """Where the grammar of `sampling` begins."""
 
 
 class ClassesMatter(ToyRunner):
@@ -187,7 +191,8 @@ class Client:
         self.announced: int | None = None
         self.done = False
         self.ticket = Ticket(next(desk.tickets))
-        desk.post(OpenSession(self.ticket, self.opened(), self.receive))
+        grammar = None if request.grammar is None else request.grammar.copy()
+        desk.post(OpenSession(self.ticket, self.opened(), self.receive, grammar))
 
     @property
     def limit(self) -> int:
@@ -203,6 +208,7 @@ class Client:
             SessionId(ask.session_id), ask.generation, ask.prompt,
             ask.classes or (TokenClass.PROMPT,) * len(ask.prompt), ask.mode, ask.sampling, ask.key,
             prompt_len=ask.prompt_len or len(ask.prompt), num_logprobs=ask.num_logprobs, commit_limit=self.limit,
+            num_prompt_logprobs=ask.num_prompt_logprobs,
             speculation=ask.speculation if self.draft else OFF, patience_s=ask.patience_s,
             worker_id=WORKER if self.draft else WorkerId(""),
         )  # fmt: skip
