@@ -26,7 +26,7 @@ async def test_workers_are_listed_with_role_state_and_load(seen: Watched, shared
     page = seen.page
     await page.get_by_role("link", name="Cluster").click()
     await expect(page.locator("#cluster-status")).to_have_text(
-        "Model toy: 1 verifiers and 1 draft workers are ready.", timeout=8000
+        "Model toy. Ready: 1 verifier, 1 draft worker.", timeout=8000
     )
     found = await rows(page, "workers")
     assert any(re.search(rf"{shared.verifier.worker_id} verifier ready 0 of \d+ bitwise", row) for row in found)
@@ -57,7 +57,7 @@ async def test_a_killed_draft_worker_disappears_and_it_says_why_nothing_is_draft
         await expect(workers).to_have_count(2)
         await made.drafters[0][0].kill()
         await expect(workers).to_have_count(1)
-        await expect(page.locator("#cluster-status")).to_contain_text("1 draft workers are ready")
+        await expect(page.locator("#cluster-status")).to_contain_text("Ready: 1 verifier, 1 draft worker.")
         await made.drafters[1][0].kill()
         await expect(page.locator("#cluster-off")).to_contain_text(
             "There is no draft worker in the cluster", timeout=8000

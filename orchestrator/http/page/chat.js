@@ -51,7 +51,7 @@ async function ask(settings, text) {
     const onTokens = () => say(at("chat-status"), "Answering …");
     await run(bodyOf(settings, asked), answer, view, onTokens, mine.signal);
     settle(asked, answer);
-    say(at("chat-status"), `The answer is complete: ${inWords(answer)}`);
+    say(at("chat-status"), `The answer is complete, ${number(answer.tokens.length)} tokens.`);
   } catch (error) {
     settle(asked, answer);
     if (!(error instanceof Problem) && error.name !== "AbortError") throw error;
@@ -75,7 +75,7 @@ function onEnd(error, answer, mine) {
     say(at("chat-status"), answer.tokens.length ? "The answer is not complete." : "No answer came.");
     refill(at("chat-problem"), problem(error.message, error.advice));
   } else if (calling === mine) {
-    say(at("chat-status"), `You stopped the answer. ${inWords(answer)}`);
+    say(at("chat-status"), `You stopped the answer after ${number(answer.tokens.length)} tokens.`);
   }
 }
 
@@ -99,7 +99,7 @@ function turn(text, view, foot, index) {
 }
 
 /** Return how an answer went, in a sentence. */
-export function inWords(answer) {
+function inWords(answer) {
   const { accepted = 0, recovered = 0, bonus = 0, plain = 0 } = answer.counts;
   if (!answer.tokens.length) return "No token came.";
   const rate = answer.rate ? `, ${number(answer.rate, 1)} tokens a second` : "";

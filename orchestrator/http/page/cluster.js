@@ -73,8 +73,11 @@ function show(snapshot) {
 
 /** Return a sentence that changes only when workers come or go: it is a live region. */
 function summary({ model, workers: all }) {
-  const count = (role) => all.filter((worker) => worker.role === role && worker.state === "ready").length;
-  return `Model ${model}: ${count("verify")} verifiers and ${count("draft")} draft workers are ready.`;
+  const count = (role) => {
+    const ready = all.filter((worker) => worker.role === role && worker.state === "ready").length;
+    return `${number(ready)} ${ROLES[role]}${ready === 1 ? "" : "s"}`;
+  };
+  return `Model ${model}. Ready: ${count("verify")}, ${count("draft")}.`;
 }
 
 function offNote({ reason, sessions: count }) {

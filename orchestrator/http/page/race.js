@@ -62,12 +62,14 @@ class Lane {
     try {
       await run(this.body, this.answer, this.view, () => this.show(), signal);
       this.complete = true;
+      this.bar.style.setProperty("--part", "1");
     } catch (error) {
       if (!(error instanceof Problem) && error.name !== "AbortError") throw error;
       if (error instanceof Problem) this.foot.append(problem(error.message, error.advice));
       else this.foot.append(make("p", { class: "note" }, "You stopped it."));
     }
     this.figures.textContent = this.told();
+    if (this.body.outrider.off) this.answer.off = ""; // that is what this lane is for
     this.foot.append(...footOf(this.answer));
   }
 
@@ -88,11 +90,7 @@ function verdict([drafted, plain], settings, stopped) {
   if (stopped) return "You stopped the race.";
   if (!drafted.complete || !plain.complete) return "The race is not complete: see below what went wrong.";
   const faster = plain.answer.seconds / drafted.answer.seconds;
-  const time =
-    faster >= 1
-      ? `With drafts it took ${number(faster, 2)} times less time.`
-      : `With drafts it took ${number(1 / faster, 2)} times as long.`;
-  return `${same(drafted.answer, plain.answer, settings)} ${time}`;
+  return `${same(drafted.answer, plain.answer, settings)} With drafts it was ${number(faster, 2)} times as fast.`;
 }
 
 function same(one, other, settings) {
