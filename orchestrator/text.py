@@ -56,8 +56,12 @@ class Decoder:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self.special = _special_ids(tokenizer) if skip_special else frozenset()
         """Ids that are no text."""
-        self.bytes = self._byte_values(tokenizer.get_vocab())
+        vocab = tokenizer.get_vocab()
+        self.bytes = self._byte_values(vocab)
         """Byte-fallback ids, each with its byte."""
+        words = (token for piece, token in vocab.items() if piece.isascii() and piece.isalpha())
+        self._word = next((token for token in words if token not in self.special and self.decode([token])), None)
+        """Any token that is certain text; None: there is none."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids."""
@@ -67,7 +71,7 @@ class Decoder:
         """Return tokens that a text can be decoded behind as it is behind these; empty: there are none.
 
         It only matters for decoders that treat the first word of all in their own way, so that tokens at the end that
-        are no certain text may be left out.
+        are no certain text may be left out, and any text does where there is none that is certain.
         """
         for end in range(len(token_ids), max(0, len(token_ids) - _LOOKED_BACK), -1):
             if token_ids[end - 1] in self.special or token_ids[end - 1] in self.bytes:
@@ -76,7 +80,7 @@ class Decoder:
             text = self.decode(before)
             if text and not text.endswith(REPLACEMENT):
                 return before
-        return []
+        return [self._word] if self._word is not None and self.decode(token_ids[-_LOOKED_BACK:]) else []
 
     def _byte_values(self, vocab: Mapping[str, int]) -> Mapping[int, int]:
         """Return the byte of each byte-fallback id; pieces that only look like one show themselves when decoded."""

@@ -106,8 +106,9 @@ def test_a_stop_string_ends_at_the_first_token_that_completes_it(kind: str, data
 
 
 @pytest.mark.parametrize("kind", ["llama-2", "llama-2-not-legacy", "unigram-with-bytes"])
-def test_a_word_behind_a_prompt_that_ends_in_bytes_keeps_its_space(kind: str) -> None:
-    prompt_ids = bought(kind).encode("the cat😀")
+@pytest.mark.parametrize("prompt", ["the cat😀", "😀", "😀" * 20], ids=["words", "bytes", "many-bytes"])
+def test_a_word_behind_a_prompt_that_ends_in_bytes_keeps_its_space(kind: str, prompt: str) -> None:
+    prompt_ids = bought(kind).encode(prompt)
     token_ids = bought(kind).encode("the dog")
     assert "".join(pushed(Detokenizer(decoder(kind), prompt_ids), token_ids)) == " the dog"
 
