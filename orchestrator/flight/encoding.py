@@ -104,7 +104,8 @@ def _error(reason: str, message: str) -> OutriderError:
 
 
 def _dumped(part: Any, *, tokens: bool) -> dict[str, Any]:
-    found: dict[str, Any] = _plain(_adapter(type(part)).dump_python(part), tokens=tokens)
+    kind: Any = type(part)
+    found: dict[str, Any] = _plain(_adapter(kind).dump_python(part), tokens=tokens)
     return found
 
 
