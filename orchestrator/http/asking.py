@@ -125,10 +125,17 @@ def _asked(body: Sampled, requests: list[GenerationRequest], **rest: Any) -> Ask
         raise InvalidRequest("outrider.session_id", body.outrider.session_id, "nothing where several answers are asked")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "an object", "nothing where stream is not true")
-    checked = [request_from_proto(request_to_proto(request)) for request in requests]
+    checked = [_checked(request) for request in requests]
     samples = tuple(replace(each, sample_index=index) for each in checked for index in range(num_samples))
     includes_usage = body.stream_options is not None and body.stream_options.include_usage
     return Asked(samples, num_samples, bool(body.stream), includes_usage, **rest)
+
+
+def _checked(request: GenerationRequest) -> GenerationRequest:
+    try:
+        return request_from_proto(request_to_proto(request))
+    except (ValueError, TypeError) as error:  # protobuf's own: a value that its type cannot hold
+        raise InvalidRequest("body", "a value", f"values that a request can hold ({error})") from error
 
 
 # --- checks -------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class Parser:
                 return CALL_END, "said"
             case _:
                 starts = {}
-                if self._format.thinks and not self._spoken:
+                if self._format.thinks and not self._spoken and self._held.lstrip().startswith(THINK_START):
                     starts[THINK_START] = "thought"
                 if self._format.calls:
                     starts[CALL_START] = "called"

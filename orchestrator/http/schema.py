@@ -17,6 +17,8 @@ Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Ids = list[Id]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Small = Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)]
+"""What the wire between the doors and the sessions can hold; the range of each field is checked there."""
 Seed = Annotated[StrictInt, Field(ge=-INT64, lt=2 * INT64)]
 
 IGNORED: Mapping[str, str] = {
@@ -93,13 +95,13 @@ class OutriderOptions(Strict):
     """How drafts are verified."""
     off: StrictBool = False
     """Decode without drafts."""
-    gamma: StrictInt | None = None
+    gamma: Small | None = None
     """Tokens per proposal; unset: measured."""
-    restart_gamma: StrictInt | None = None
+    restart_gamma: Small | None = None
     """Tokens of the first proposal after a rollback; unset: measured."""
-    window: StrictInt | None = None
+    window: Small | None = None
     """Most tokens the drafter may be ahead; needs gamma."""
-    max_gamma: StrictInt | None = None
+    max_gamma: Small | None = None
     """Most tokens per proposal where gamma is measured."""
     session_id: StrictStr = ""
     """Session to continue: the input is appended to its log. Empty: a new one."""
@@ -109,7 +111,7 @@ class OutriderOptions(Strict):
     """Whether chunks say of each token its id, its text and where it came from."""
     processed_logprobs: StrictBool = False
     """Whether log-probabilities are of what was sampled from, instead of the model's own."""
-    priority: StrictInt = 0
+    priority: Small = 0
     """Who goes first where places are scarce, -8 .. 8; higher first."""
     max_wait_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
     """Longest wait for a place; unset: the server's."""
@@ -151,7 +153,7 @@ class Sampled(BaseModel):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
     """By token id."""
 
-    top_k: StrictInt | None = None
+    top_k: Small | None = None
     """Keep the k likeliest tokens; 0 or -1 keeps all."""
     min_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -159,7 +161,7 @@ class Sampled(BaseModel):
     ignore_eos: StrictBool = False
     stop_token_ids: Ids | None = None
     allowed_token_ids: Ids | None = None
-    prompt_logprobs: StrictInt | None = None
+    prompt_logprobs: Small | None = None
     """Likeliest tokens to report with each log-probability of the prompt; -1 or unset: none."""
     skip_special_tokens: StrictBool = True
     guided_json: dict[str, Any] | StrictStr | None = None
@@ -265,7 +267,7 @@ class ChatRequest(Sampled):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = None
+    top_logprobs: Small | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -284,6 +286,6 @@ class CompletionRequest(Sampled):
 
     prompt: StrictStr | list[StrictStr] | Ids | list[Ids]
     echo: StrictBool | None = None
-    logprobs: StrictInt | None = None
+    logprobs: Small | None = None
     """Likeliest tokens to report with each token's log-probability."""
     prediction: Prediction | None = None
