@@ -105,9 +105,11 @@ class Window:
     @property
     def wants_time(self) -> bool:
         """Whether `Scheduled` would lead to anything."""
-        exhausted = len(self.ids) >= self.max_len
-        waits = self._draft is not None or self._passed or self._tree is not None
-        return not waits and self.speculation.enabled and (self.room > 0 or exhausted)
+        # Asked of every session before every token step, most of which wait: what is cheap first.
+        if self._draft is not None or self._passed or self._tree is not None or not self.speculation.enabled:
+            return False
+        length = len(self.ids)
+        return length < self.seen_len + self.speculation.window or length >= self.max_len
 
     def step(self, event: Event) -> list[Command]:
         """Take one event; return what must be done, in order.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import NotFound
+from outrider.errors import InvalidRequest
 from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.messages import SamplingParams
 from tests.e2e.toys import expected
@@ -47,5 +47,5 @@ async def test_each_model_is_served_by_its_own_verifiers(valkey_url: str, tmp_pa
         assert toy.engine.counters["decode_rows"] > 0
         # One row for each of its tokens, and none of the toy's sessions.
         assert tiny.engine.counters["decode_rows"] == 3 * 20
-        with pytest.raises(NotFound, match="model"):
+        with pytest.raises(InvalidRequest, match="is not allowed"):
             await hear(of_toy, ask("the cat sat on ", model=str(tmp_path)))
