@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz namespaces schema clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,14 @@ chaos: venv ## 300 faults from outside while sessions run; fails, with the seed,
 # ARGS="--inputs 5000" is shorter, ARGS="--seed N" repeats a run's calls.
 fuzz: venv ## 100,000 random and spoilt messages on every RPC; fails, with the seed, if anybody else notices
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz $(ARGS)
+
+# As root: every pod of a demonstration cluster is a host of its own, with the policies' edges alone open between them.
+namespaces: venv ## a cluster on several hosts, as network namespaces, 0 to 20 ms apart
+	$(TEST_ENV) $(BIN)/python -m pytest tests/deploy/test_namespaces.py $(ARGS)
+
+# ARGS="--cases 1000" is shorter, ARGS="--seed N" sends others.
+schema: venv ## 10,000 random requests after the HTTP schema; fails if the server fails, hangs, or answers otherwise
+	$(TEST_ENV) $(BIN)/python -m benchmarks.schema_cases $(ARGS)
 
 clean: ## remove what was built, the virtual environment too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
