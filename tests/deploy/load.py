@@ -1,6 +1,12 @@
-"""Sessions that run while something happens to their cluster, each text compared with what it must be."""
+"""Sessions that run while something happens to their cluster, each text compared with what it must be.
+
+As a program, `python -m tests.deploy.load ADDRESS SESSIONS GENERATIONS`, for a host of its own: prints as JSON how many
+generations ended, and the wrong ones.
+"""
 
 import asyncio
+import json
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -95,3 +101,13 @@ class Load:
                 self.wrong.append(f"session {number}, turn {turn}: {tokens}")
             self.done += 1
             turn += 1
+
+
+async def _main(address: str, num_sessions: int, generations: int) -> None:
+    async with Load([address], num_sessions) as load:
+        await load.more(generations)
+    print(json.dumps({"done": load.done, "wrong": load.wrong}))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -43,7 +43,9 @@ class Plan:
     """What has to be there before it is started -> "healthy" or "completed"."""
     replicas: int = 1
     volumes: Mapping[str, str] = field(default_factory=dict)
-    """Path that it sees -> name of what is mounted there."""
+    """Path that it sees -> name of the folder that is mounted there."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Path that it sees -> name of the file that is mounted there."""
     read_only: frozenset[str] = frozenset()
     """Paths of volumes that it may not write to."""
     pre_stop_s: float = 0.0
@@ -104,7 +106,8 @@ def _compose_plan(name: str, service: Json, others: Json) -> Plan:
             for other, each in service.get("depends_on", {}).items()
             if other in others or each["required"]
         },
-        volumes={each["target"]: each["source"] for each in mounts if each["type"] in {"volume", "bind"}} | secrets,
+        volumes={each["target"]: each["source"] for each in mounts if each["type"] in {"volume", "bind"}},
+        files=secrets,
         read_only=frozenset(each["target"] for each in mounts if each.get("read_only")),
     )
 

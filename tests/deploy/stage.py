@@ -14,12 +14,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import grpc
@@ -29,6 +30,7 @@ from redis.exceptions import RedisError
 
 from outrider.launch import ending_with_us
 from outrider.store.embedded import find_server
+from tests.deploy.namespaces import Network
 from tests.deploy.plans import Plan, Probe, image_environment
 
 ASK_S = 0.4
@@ -60,6 +62,10 @@ class Process:
     command: list[str]
     environment: dict[str, str]
     log: Path
+    mapped: Callable[[str], str]
+    """Returns a part of a command with this machine's paths and addresses."""
+    inside: tuple[str, ...] = ()
+    """What runs a command on the process's own host; empty: it has none."""
     handle: asyncio.subprocess.Process | None = None
 
     @property
@@ -79,8 +85,8 @@ class Process:
         """Run it."""
         with self.log.open("ab") as log:
             self.handle = await asyncio.create_subprocess_exec(
-                *ending_with_us(self.command), env=self.environment, cwd=self.log.parent, start_new_session=True,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                *ending_with_us([*self.inside, *self.command]), env=self.environment, cwd=self.log.parent,
+                start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
     async def completed(self, timeout_s: float) -> None:
@@ -94,10 +100,15 @@ class Process:
         """Ask once, as whoever runs containers would."""
         try:
             async with asyncio.timeout(max(probe.timeout_s, 3.0)):  # three at least: several start at once here
+                if not probe.command and self.inside:
+                    asked = ("--address", f"127.0.0.1:{probe.port}", "--service", probe.service)
+                    return await self._runs(("outrider", "health", *asked))
                 if not probe.command:
                     return await self._serves(probe)
+                if probe.command[0] == "valkey-cli" and self.inside:
+                    return True  # whoever needs the store waits for it
                 if probe.command[0] == "valkey-cli":
-                    return await self._pings()
+                    return await self._pings([self.mapped(part) for part in probe.command])
                 return await self._runs(probe.command)
         except TimeoutError:
             return False
@@ -112,9 +123,14 @@ class Process:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
-    async def _pings(self) -> bool:
-        """What `valkey-cli ping` does; the program is no part of what the tests need."""
-        client = Redis(host=self.address, port=STORE_PORT)
+    async def _pings(self, command: Sequence[str]) -> bool:
+        """What `valkey-cli [--tls …] ping` does; the program is no part of what the tests need."""
+        options: dict[str, Any] = {}
+        if "--tls" in command:
+            named = dict(itertools.pairwise(command))
+            options = {"ssl": True, "ssl_check_hostname": False, "ssl_ca_certs": named["--cacert"]}
+            options |= {"ssl_certfile": named["--cert"], "ssl_keyfile": named["--key"]}
+        client = Redis(host=self.address, port=STORE_PORT, **options)
         try:
             return bool(await client.ping())
         except RedisError:
@@ -124,7 +140,7 @@ class Process:
 
     async def _runs(self, command: Sequence[str]) -> bool:
         program = await asyncio.create_subprocess_exec(
-            *command, env=self.environment, stdin=asyncio.subprocess.DEVNULL,
+            *self.inside, *command, env=self.environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         return await program.wait() == 0
@@ -165,6 +181,10 @@ class Stage:
     folder: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables changed or added in every process whose plan has others with the same prefix."""
+    store_program: Path | None = None
+    """Runs instead of the packaged Valkey."""
+    network: Network | None = None
+    """Hosts of its own for each process, which then keeps its address and ports; None: the loopback range."""
     running: dict[str, list[Process]] = field(default_factory=dict)
     ended: list[Ended] = field(default_factory=list)
     completed: list[str] = field(default_factory=list)
@@ -258,15 +278,29 @@ class Stage:
     def _make(self, plan: Plan) -> Process:
         self._count += 1
         stateful = plan.command[0] == "valkey-server"
-        address = self.hosts[plan.name] if stateful else f"{self._network}.{self._count}"
         name = f"{plan.name.replace('/', '-')}-{self._count}"
+        # What runs before a container needs no network.
+        network = self.network if "/" not in plan.name else None
+        if network is not None:
+            address = self.hosts[plan.name] = network.join(name, plan.name)
+        else:
+            address = self.hosts[plan.name] if stateful else f"{self._network}.{self._count}"
         home = self.folder / name
         home.mkdir()
         environment = self._environment(plan, name, address, home)
-        command = [self._mapped(_expanded(part, environment), plan, home) for part in plan.command]
+        mapped = partial(self._mapped, plan=plan, home=home)
+        command = [mapped(_expanded(part, environment)) for part in plan.command]
         if stateful:
-            command = [str(find_server()), *command[1:], "--bind", address]
-        return Process(name, plan, address, command, environment, home / "log")
+            command = [
+                str(self.store_program or find_server()),
+                *command[1:],
+                "--bind",
+                address,
+                "--protected-mode",
+                "no",
+            ]
+        inside = network.inside(name) if network is not None else ()
+        return Process(name, plan, address, command, environment, home / "log", mapped, inside)
 
     def _environment(self, plan: Plan, name: str, address: str, home: Path) -> dict[str, str]:
         prefixes = {each.rpartition("_LISTEN")[0] + "_" for each in plan.environment if each.endswith("_LISTEN")}
@@ -275,9 +309,9 @@ class Stage:
         found = {}
         for key, value in {**image_environment(), **plan.environment, **changed, **known}.items():
             mapped = self._mapped(value, plan, home).replace("${metadata.name}", name)
-            if key.endswith("_LISTEN"):
+            if key.endswith("_LISTEN") and self.network is None:
                 mapped = mapped.replace("0.0.0.0", address)
-            if key.endswith("_METRICS_PORT"):
+            if key.endswith("_METRICS_PORT") and self.network is None:
                 mapped = str(_free_port())
             found[key] = mapped
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -285,7 +319,8 @@ class Stage:
 
     def _mapped(self, text: str, plan: Plan, home: Path) -> str:
         """Return a text with this machine's folders for the container's paths, and addresses for its names."""
-        places = {path: self.folder / source for path, source in plan.volumes.items()} | {"/tmp": home}
+        mounted = {**plan.volumes, **plan.files}
+        places = {path: self.folder / source for path, source in mounted.items()} | {"/tmp": home}
         text = re.sub(rf"^({'|'.join(places)})(?=/|$)", lambda found: str(places[found[1]]), text)
         host = urlsplit(text).hostname if "://" in text else None
         return text.replace(f"//{host}", f"//{self.hosts[host]}") if host in self.hosts else text
@@ -303,9 +338,11 @@ def _free_port() -> int:
 
 
 @asynccontextmanager
-async def staged(plans: Mapping[str, Plan], folder: Path, settings: Mapping[str, str]) -> AsyncIterator[Stage]:
+async def staged(
+    plans: Mapping[str, Plan], folder: Path, settings: Mapping[str, str], network: Network | None = None
+) -> AsyncIterator[Stage]:
     """Make a stage, and show what its processes have said when something fails."""
-    async with Stage(plans, folder, settings) as stage:
+    async with Stage(plans, folder, settings, network=network) as stage:
         try:
             yield stage
         except BaseException:
