@@ -209,10 +209,11 @@ def sample(case: Case, way: str, num: int) -> tuple[list[tuple[int, ...]], dict[
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_law_of_unseeded_text_is_the_targets_under_every_parameter(name: str, way: str) -> None:
-    sequences, kinds = sample(BY_NAME[name], way, BY_NAME[name].num)
+    num = BY_NAME[name].num if way == "chains" else BY_NAME[name].num // 2
+    sequences, kinds = sample(BY_NAME[name], way, num)
     assert p_value(BY_NAME[name], sequences, random.Random(name)) > LEVEL
-    assert kinds[TokenKind.ACCEPTED] > 60
-    assert kinds[TokenKind.RECOVERED] + kinds[TokenKind.BONUS] > 60
+    assert kinds[TokenKind.ACCEPTED] > 40
+    assert kinds[TokenKind.RECOVERED] + kinds[TokenKind.BONUS] > 40
 
 
 # --- planted mistakes ---------------------------------------------------------------------------------------------

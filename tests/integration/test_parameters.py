@@ -27,7 +27,14 @@ TARGET = ToyLanguage(SIZE, 3, 1, 3.0)
 OFF = SpeculationChoice(off=True)
 PROMPT = tuple(TOY.encode("the cat "))
 END = TOY.eos_token_id
-SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": -99, "maximum": 99}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
 GRAMMARS = [
     Grammar(GrammarKind.REGEX, "(cat |a |on |[0-9]{1,3},)+mat"),
     Grammar(GrammarKind.JSON_SCHEMA, SCHEMA),
@@ -113,7 +120,7 @@ async def test_any_combination_of_parameters_gives_the_twins_text_log_probabilit
     valkey_url: str, shape: str, mode: str
 ) -> None:
     draw = random.Random(f"{shape} {mode}")
-    requests = [random_request(draw, greedy=mode == "greedy") for _ in range(40)]
+    requests = [random_request(draw, greedy=mode == "greedy") for _ in range(25)]
     async with cluster(valkey_url, TARGET, [drafter(tree_nodes=8 * (shape == "trees"))], adaptive=False) as client:
         pairs = [await pair(client, request) for request in requests]
     accepted = 0
@@ -123,8 +130,8 @@ async def test_any_combination_of_parameters_gives_the_twins_text_log_probabilit
             continue
         assert told(fast) == told(plain), request
         accepted += fast.finished.figures.num_accepted
-    assert accepted > 100
-    assert sum(isinstance(fast, Heard) for fast, _ in pairs) > 30
+    assert accepted > 60
+    assert sum(isinstance(fast, Heard) for fast, _ in pairs) > 18
 
 
 # --- grammars -------------------------------------------------------------------------------------------------------
@@ -145,14 +152,14 @@ def matches(grammar: Grammar, text: str) -> bool:
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=[grammar.kind.value for grammar in GRAMMARS])
 async def test_text_that_ends_by_itself_matches_its_grammar_in_every_mode(valkey_url: str, grammar: Grammar) -> None:
-    sampling = SamplingParams(grammar=grammar, logit_bias=((END, 4.0),))
+    sampling = SamplingParams(grammar=grammar, logit_bias=((END, 4.0), *((own, -4.0) for own in TOY.encode(" \n\t\r"))))
     modes: list[dict[str, Any]] = [{"seed": 5}, {"mode": Mode.REJECTION}, {"mode": Mode.BLOCK}]
     modes.append({"sampling": replace(sampling, temperature=0.0)})
     async with cluster(valkey_url, TARGET, [drafter()], adaptive=False) as client:
-        asked = [ask(**{"sampling": sampling, "max_tokens": 200, **mode}) for mode in modes for _ in range(6)]
+        asked = [ask(**{"sampling": sampling, "max_tokens": 60, **mode}) for mode in modes for _ in range(3)]
         heard = await asyncio.gather(*(hear(client, request) for request in asked))
     ended = [each for each in heard if each.finished.reason is FinishReason.STOP]
-    assert len(ended) >= 12
+    assert len(ended) >= 6
     assert all(matches(grammar, each.text) for each in ended)
 
 
