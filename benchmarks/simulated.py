@@ -297,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--scale",
         type=int,
         nargs="*",
-        default=(1000, 10_000, 100_000),
+        default=(1000, 10_000),
         help="sessions to simulate; none keeps what the result files have",
     )
     parser.add_argument("--again", action="store_true", help="simulate anew what the result files have run for real")

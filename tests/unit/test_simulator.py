@@ -237,8 +237,9 @@ def test_a_worker_that_is_gone_is_forgotten_when_its_announcement_is_too_old() -
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_sessions_on_a_thousand_workers() -> None:
+@pytest.mark.timeout(900)
+def test_ten_thousand_sessions_on_a_thousand_workers() -> None:
     costs = Costs(step_cost("verify_ms", {1: 30, 128: 60}), step_cost("draft_ms", {1: 2, 128: 8}), hop_s=0.0005)
-    fleet = Fleet(250, 734, 16, zones=4, verifier_sessions=512, draft_sessions=256)
-    found = simulate(Setting(costs, Load(100_000, 10, 6, 1), fleet, seconds=10_000, warm_up_s=2))
-    assert found.finished == 100_000
+    fleet = Fleet(300, 700, 8, zones=4)
+    found = simulate(Setting(costs, Load(10_000, 10, 6, 1), fleet, seconds=10_000, warm_up_s=2))
+    assert (found.finished, found.failed) == (10_000, 0)
