@@ -100,6 +100,7 @@ bench: venv ## all speed tables, one after the other: make bench ARGS=--quick
 	$(BIN)/python -m benchmarks.network $(ARGS)
 	$(BIN)/python -m benchmarks.restore $(ARGS)
 	$(BIN)/python -m benchmarks.store $(ARGS)
+	$(BIN)/python -m benchmarks.scale $(ARGS)
 	$(BIN)/python -m benchmarks.simulated $(ARGS)
 
 soak: venv ## half an hour at full load, with every text compared: make soak ARGS="--minutes 2 --model toy"
