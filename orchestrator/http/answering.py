@@ -24,7 +24,8 @@ from outrider.generation import GenerationRequest, TextPrompt, TokenPrompt
 
 router = APIRouter(responses=ERRORS, route_class=JsonRoute)
 
-STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+STREAM: dict[str, Any] = {"text/event-stream": {}}
+"""Server-sent events have no schema: each is an object of its own, but the last."""
 
 
 @router.post(

@@ -116,7 +116,7 @@ def _write_task(folder: Path) -> None:
     alphabet = _alphabet()
     vocabulary = {"<eos>": 0} | {alphabet[byte]: byte + 1 for byte in range(256)}
     parts = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
         "added_tokens": [
             {"id": 0, "content": "<eos>", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
