@@ -17,7 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from outrider.generation import ChatMessage, ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from outrider.ids import Mode
 from outrider.keys import KeyLimits, make_key, write_record
-from outrider.messages import SamplingParams
+from outrider.messages import Grammar, GrammarKind, SamplingParams
 from outrider.model.toy import ToyTokenizer
 from tests.integration.cluster_bench import Bench, hear, until
 from tests.integration.http_door import FREE, Door, door
@@ -177,6 +177,18 @@ GIVEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"allowed_token_ids": [5, 6, 7, 8]},
         {"sampling": SamplingParams(allowed_token_ids=(5, 6, 7, 8))},
     ),
+    "guided_choice": (
+        {"ignore_eos": False, "guided_choice": ["the cat", "a mat"]},
+        {"ignore_eos": False, "sampling": SamplingParams(grammar=Grammar(GrammarKind.CHOICES, '["the cat", "a mat"]'))},
+    ),
+    "guided_regex": (
+        {"ignore_eos": False, "guided_regex": "[ab]{9}"},
+        {"ignore_eos": False, "sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[ab]{9}"))},
+    ),
+    "min_tokens": (
+        {"min_tokens": 9, "ignore_eos": False, "logit_bias": {"0": 50}},
+        {"ignore_eos": False, "sampling": SamplingParams(min_tokens=9, logit_bias=((0, 50.0),))},
+    ),
     "stop_token_ids": ({"stop_token_ids": list(range(40))}, {"stop_token_ids": tuple(range(40))}),
     "drafter": ({"outrider": {"drafter": "toy"}}, {"drafter": "toy"}),
     "mode": ({"outrider": {"mode": "coupled"}}, {"mode": Mode.COUPLED}),
@@ -190,7 +202,7 @@ GIVEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", GIVEN)
 async def test_a_parameter_means_what_it_means_over_grpc(shared: Door, name: str) -> None:
     given, fields = GIVEN[name]
-    told = await shared.whole(prompt=PROMPT, max_tokens=16, seed=3, ignore_eos=True, **given)
+    told = await shared.whole(**{"prompt": PROMPT, "max_tokens": 16, "seed": 3, "ignore_eos": True, **given})
     request = GenerationRequest(TextPrompt(PROMPT), **{"max_tokens": 16, "seed": 3, "ignore_eos": True, **fields})
     assert told["choices"][0]["text"] == (await hear(shared.grpc, request)).text
 
