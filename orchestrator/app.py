@@ -124,7 +124,8 @@ class OrchestratorApp:
             flights = Flights(settings.flights(), self.metrics.flight_records)
             tools = Tools(store, placement, self.metrics, settings.generations(), flights=flights, tracer=tracer)
             # A name is never used twice, not even by a restart under the same worker id.
-            policy = Policy(settings.defaults(), settings.max_sessions, f"{self.worker_id}-{uuid.uuid4().hex[:8]}")
+            name, places = f"{self.worker_id}-{uuid.uuid4().hex[:8]}", settings.max_sessions
+            policy = Policy(settings.defaults(), places, name, settings.max_waiting, settings.max_wait_s)
             self.sessions = await exits.enter_async_context(Sessions(language, tools, policy))
             self.watch = PolicyWatch(PolicyStore(client), self.steering, self.sessions.running)
             await self.watch.look()

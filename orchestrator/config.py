@@ -85,7 +85,11 @@ class OrchestratorSettings(ServiceSettings):
     http_stall_timeout_s: float = Field(default=120.0, gt=0)
     """How long an HTTP client may refuse to read a response, before its connection is closed."""
     max_sessions: int = Field(default=256, ge=1)
-    """Generations at once; more are refused with a delay."""
+    """Generations at once."""
+    max_waiting: int = Field(default=256, ge=0)
+    """Generations that wait for a place; more are refused with a delay."""
+    max_wait_s: float = Field(default=30.0, ge=0, le=3600)
+    """Longest wait for a place; a request, or its deadline, can only shorten it."""
     default_max_tokens: int = Field(default=0, ge=0)
     """Tokens of a request that does not say; 0: as many as the context holds."""
     unseeded_mode: Literal["rejection", "block"] = "rejection"
@@ -104,6 +108,8 @@ class OrchestratorSettings(ServiceSettings):
     """Whether the policy may let a drafter run ahead of the verdicts."""
     adaptive: bool = True
     """Whether measurement changes how far is drafted."""
+    speculation: bool = True
+    """Whether anything is drafted; if not, all decode plain, whatever requests say."""
     min_patience_s: float = Field(default=0.1, ge=0)
     """Least time a verifier waits for a drafter."""
     max_patience_s: float = Field(default=2.0, ge=0)
@@ -196,6 +202,7 @@ class OrchestratorSettings(ServiceSettings):
             self.adaptive,
             self.min_patience_s,
             self.max_patience_s,
+            self.speculation,
         )
         return Settings(
             limits,

@@ -16,7 +16,7 @@ from outrider.store.records import SessionState
 from outrider.store.sessions import SessionStore
 from outrider.tracing import Tracer
 
-OFF_BY_CHOICE = ("requested", "max_tokens")
+OFF_BY_CHOICE = ("requested", "max_tokens", "configured")
 """Reasons to have no drafter that no search changes."""
 
 

@@ -340,7 +340,9 @@ class Opening:
         session_id: SessionId,
     ) -> tuple[SessionState, Drafting]:
         """Choose a draft worker for what is left behind `length`, or say why there is none; note it in the state."""
-        drafting = await choose_drafting(self._tools.placement, state, length, verifier, resident, session_id)
+        drafting = Drafting(None, "configured")
+        if self._tools.settings.limits.speculates:
+            drafting = await choose_drafting(self._tools.placement, state, length, verifier, resident, session_id)
         return replace(state, draft_id=drafting.worker.worker_id if drafting.worker else NO_WORKER), drafting
 
     def _commit(self, state: SessionState, prompt: Sequence[int], mute_until: int) -> Commit:

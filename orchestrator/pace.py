@@ -24,6 +24,8 @@ from outrider.messages import Speculation
 
 WINDOW = 64
 """Measurements that count."""
+MIN_DRAFTING = 8
+"""Rounds of a session's own that say how much of its text nobody drafts."""
 MIN_LOAD = 2.0
 """Sessions in a pass from which on they are neighbours."""
 
@@ -77,7 +79,8 @@ class Pace:
 
     def meet(self, sort: str) -> None:
         """Begin with a drafter: believe of it what earlier sessions have measured."""
-        self.sort, prior = sort, self.prior
+        self.sort = sort
+        prior = self.prior
         self._judged = (0, 0)
         self.alpha = prior.estimator() if prior.num_tests else AlphaEstimator()
         self.draft_s = prior.draft_s
@@ -165,17 +168,27 @@ class Pace:
         """Median of the round trips without any wait for a pass; of earlier sessions before the first of this one."""
         return median(self._trips_s) if self._trips_s else self.prior.trip_s
 
-    def rate(self, plan: Speculation, costs: Costs, alpha: float | None = None) -> float:
+    def undrafted(self, *, hoped: bool = False) -> float:
+        """Return the share of tokens to expect that nobody drafts: earlier sessions', until there are rounds enough.
+
+        Args:
+            hoped: whether it may be the better of them.
+        """
+        if len(self._drafting) >= MIN_DRAFTING:
+            return self.undrafted_share
+        return self.prior.hoped_undrafted if hoped else self.prior.undrafted
+
+    def rate(self, plan: Speculation, costs: Costs, hoped_alpha: float | None = None) -> float:
         """Return the tokens per second to expect under a plan; those that nobody drafts included.
 
         Args:
             plan: of any kind.
             costs: from `costs`.
-            alpha: to reckon with; None: what is believed.
+            hoped_alpha: to reckon with, and with as much drafted as can be hoped for; None: what is believed.
         """
         if not plan.enabled:
             return plain_rate(costs)
-        share = self.undrafted_share if self._drafting else self.prior.undrafted
+        alpha, share = hoped_alpha, self.undrafted(hoped=hoped_alpha is not None)
         undrafted_s = costs.pass_s(1) + (fmean(self._undrafted_waits_s) if self._undrafted_waits_s else 0.0)
         drafted = self._drafted_rate(plan, costs, self.alpha.alpha if alpha is None else alpha)
         return 1.0 / (share * undrafted_s + (1.0 - share) / drafted)

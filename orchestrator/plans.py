@@ -14,14 +14,14 @@ from outrider.messages import Speculation
 
 GAIN = 1.05
 """A new plan must promise so many times the present one's tokens per second."""
+LEAST_GAIN = 1.02
+"""What drafting must promise of plain decoding's tokens per second: with less it only keeps the draft worker busy."""
 TRIAL_TESTS = 24
 """Tests after which a trial ends, whatever is still open."""
 DOUBT = 1.3
 """Standard deviations of alpha that a trial gives a drafter the benefit of."""
 FREE = 0.985
 """A trial that keeps so much of plain decoding's rate costs nothing."""
-MIN_ROUNDS = 8
-"""Rounds of a session's own that say how much of its text nobody drafts."""
 TRIAL = Speculation(1, 1, 1, ahead=True)
 """One token at a time, behind a pass that does not wait for it."""
 
@@ -100,7 +100,7 @@ class Planner:
             return self._divided(costs, now_s)
         plans = [self.pinned(plan) for plan in self.drafting(costs)]
         best = max(plans, key=lambda plan: self._pace.rate(plan, costs))
-        return best if self.gain(best, costs) > 1.0 else PLAIN
+        return best if self.gain(best, costs) > LEAST_GAIN else PLAIN
 
     def drafting(self, costs: Costs, alpha: float | None = None) -> tuple[Speculation, Speculation]:
         """Return the best plan that waits for its drafter, and the best one that runs ahead of it.
@@ -113,9 +113,9 @@ class Planner:
         ahead, _ = best_ahead(alpha, self._pace.without_waits(costs), self.max_gamma)
         return best_draft(alpha, costs, self.max_gamma, self._limits.pipelined), ahead
 
-    def gain(self, plan: Speculation, costs: Costs, alpha: float | None = None) -> float:
+    def gain(self, plan: Speculation, costs: Costs, hoped_alpha: float | None = None) -> float:
         """Return the tokens per second of a plan for a session by itself, in those of plain decoding."""
-        return self._pace.rate(plan, costs, alpha) / self._pace.rate(PLAIN, costs)
+        return self._pace.rate(plan, costs, hoped_alpha) / self._pace.rate(PLAIN, costs)
 
     def is_open(self, costs: Costs, num_tests: int) -> bool:
         """Whether a trial could still find out something, and costs nothing.
@@ -149,7 +149,7 @@ class Planner:
         """Return the plan for the rows that a session has among the others."""
         pace, member = self._pace, self._member
         member.alpha = pace.alpha.alpha
-        member.undrafted = pace.undrafted_share if pace.num_rounds >= MIN_ROUNDS else pace.prior.undrafted
+        member.undrafted = pace.undrafted()
         member.most = self.max_gamma
         pace.passes.company.divide(round(pace.load()), pace.passes.pass_s, now_s)
         if member.rows <= 1:

@@ -58,6 +58,11 @@ class Prior:
         """Mean share of tokens that nobody drafted."""
         return fmean(self._undrafted) if self._undrafted else 0.0
 
+    @property
+    def hoped_undrafted(self) -> float:
+        """The same of the quarter of sessions that had most drafted."""
+        return sorted(self._undrafted)[len(self._undrafted) // 4] if self._undrafted else 0.0
+
     def note(self, judged: tuple[float, float], undrafted: float | None, trip_s: float | None, draft_s: float) -> None:
         """Take what a session has measured by its end.
 

@@ -5,7 +5,7 @@ Every method first asks `Access` who calls, and counts the call. Errors become s
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.access import Access, Caller
@@ -15,7 +15,7 @@ from outrider.codec.catalogue import model_to_proto, session_to_proto
 from outrider.codec.checks import CLIENT
 from outrider.codec.generation import event_to_proto, request_from_proto, resume_from_proto
 from outrider.errors import Unavailable
-from outrider.generation import Finished, GenerationEvent
+from outrider.generation import Finished, GenerationEvent, GenerationRequest
 from outrider.ids import SessionId
 from outrider.telemetry import note_ids
 from outrider.tracing import arriving
@@ -79,7 +79,7 @@ class GenerationServicer(GenerationServiceServicer):
         desk = self._desk
         with desk.refusing():
             trace = arriving(context.invocation_metadata())
-            caller, asked = await self._caller(context), request_from_proto(request)
+            caller, asked = await self._caller(context), _within(request_from_proto(request), context.time_remaining())
             note_ids(session=asked.session_id, request=asked.request_id, trace=trace.name if trace else "")
         async with (
             desk.quotas.ticket(caller, asked.session_id) as ticket,
@@ -122,3 +122,9 @@ class GenerationServicer(GenerationServiceServicer):
         """List the models that can be asked for now."""
         await self._asking(context)
         return pb.ListModelsResponse(models=[model_to_proto(model) for model in await self._desk.sessions.models()])
+
+
+def _within(asked: GenerationRequest, remaining_s: float | None) -> GenerationRequest:
+    """Return a request that waits for a place no longer than its call may take."""
+    limits_s = [limit_s for limit_s in (asked.max_wait_s, remaining_s) if limit_s is not None]
+    return replace(asked, max_wait_s=max(0.0, min(limits_s))) if limits_s else asked

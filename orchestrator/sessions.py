@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
+from orchestrator.admission import RESUMING, Admission, Asked, Place
 from orchestrator.driver import Driver
 from orchestrator.events import Cancelled, Failed
 from orchestrator.job import Tools
@@ -15,7 +16,8 @@ from orchestrator.language import Language
 from orchestrator.opening import Opened, Opening, Over
 from orchestrator.quotas import Ticket
 from orchestrator.requests import Defaults
-from outrider.errors import LeaseLost, ResourceExhausted, Unavailable
+from outrider.codec.checks import MAX_PRIORITY
+from outrider.errors import LeaseLost, Unavailable
 from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
 from outrider.store.errors import SessionNotFound
@@ -25,8 +27,6 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_S = 0.2
 """How often a stopping process looks for generations that have been opened since it handed the others over."""
-RETRY_DELAY_S = 1.0
-"""What a client is told to wait when there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,13 @@ class Policy:
 
     defaults: Defaults = field(default_factory=Defaults)
     max_sessions: int = 256
-    """Generations at once; more are refused."""
+    """Generations at once."""
     name: str = "orchestrator"
     """Of the process; leases are held under names that begin with it."""
+    max_waiting: int = 256
+    """Generations that wait for a place; one more is refused."""
+    max_wait_s: float = 30.0
+    """Longest wait for a place."""
 
 
 class Sessions:
@@ -56,6 +60,12 @@ class Sessions:
         self._opening = Opening(language, tools, policy.defaults, policy.name)
         self._running: dict[SessionId, Driver] = {}
         self._opening_now = 0
+        self._admission = Admission(
+            policy.max_sessions,
+            max_waiting=policy.max_waiting,
+            max_wait_s=policy.max_wait_s,
+            registry=tools.metrics.registry,
+        )
         self._exits = AsyncExitStack()
         self._tasks: asyncio.TaskGroup | None = None
         self._draining = False
@@ -70,6 +80,7 @@ class Sessions:
     async def __aexit__(self, *_: object) -> None:
         """Call off what runs, and wait for its end."""
         self._draining = True
+        self._admission.close()
         for driver in self._running.values():
             driver.feed(Cancelled())
         await self._exits.aclose()
@@ -85,6 +96,7 @@ class Sessions:
             patience_s: how long generations may go on.
         """
         self._draining = True
+        self._admission.close()
         try:
             async with asyncio.timeout(patience_s):
                 await self._idle.wait()
@@ -129,10 +141,13 @@ class Sessions:
         Raises:
             OutriderError: it is refused, or failed.
         """
-        started_s = time.monotonic()
-        with self._tools.metrics.refusing(), self._admitted():
-            opened = await self._opening.begin(request, started_s, ticket or Ticket())
-            driver = self._launch(opened) if isinstance(opened, Opened) else None
+        started_s, ticket = time.monotonic(), ticket or Ticket()
+        with self._tools.metrics.refusing():
+            async with self._admitted(_asked(ticket, request.priority, request.max_wait_s)) as place:
+                opened = await self._opening.begin(request, started_s, ticket)
+                driver = self._launch(opened, place) if isinstance(opened, Opened) else None
+        if driver is None:
+            place.give_back()
         async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
@@ -148,12 +163,16 @@ class Sessions:
             OutriderError: there is nothing to go on with, what was shown is lost, or it failed.
         """
         started_s, ticket = time.monotonic(), ticket or Ticket()
-        with self._tools.metrics.refusing(), self._admitted():
+        with self._tools.metrics.refusing():
             before = self._owned(asked.session_id, ticket.caller.key_id)
             if before is not None:
+                # Before a place is waited for: it has the one that this call needs.
                 before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
-            opened = await self._opening.resume(asked, started_s, ticket)
-            driver = self._launch(opened) if isinstance(opened, Opened) else None
+            async with self._admitted(_asked(ticket, RESUMING, None, may=RESUMING)) as place:
+                opened = await self._opening.resume(asked, started_s, ticket)
+                driver = self._launch(opened, place) if isinstance(opened, Opened) else None
+        if driver is None:
+            place.give_back()
         async with aclosing(self._told(opened, driver)) as events:
             async for event in events:
                 yield event
@@ -169,22 +188,21 @@ class Sessions:
             raise SessionNotFound.of(session_id)
         return driver
 
-    @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        """Require room for one more generation, and hold it while it is opened."""
+    @asynccontextmanager
+    async def _admitted(self, asked: Asked) -> AsyncIterator[Place]:
+        """Wait for a place; it is whoever's is opened in the block."""
         if self._draining or self._tasks is None:
             raise Unavailable("the orchestrator is stopping")
-        if len(self) >= self._policy.max_sessions:
-            raise ResourceExhausted(f"{len(self)} generations are under way", RETRY_DELAY_S)
-        self._opening_now += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._opening_now -= 1
-            self._note_idle()
+        async with self._admission.place(asked) as place:
+            self._opening_now += 1
+            self._idle.clear()
+            try:
+                yield place
+            finally:
+                self._opening_now -= 1
+                self._note_idle()
 
-    def _launch(self, opened: Opened) -> Driver:
+    def _launch(self, opened: Opened, place: Place) -> Driver:
         if self._tasks is None:
             raise Unavailable("the orchestrator is stopping")
         driver = Driver(opened.job, opened.commit, self._tools)
@@ -193,6 +211,7 @@ class Sessions:
         self._running[session_id] = driver
 
         def forget(_: object) -> None:
+            place.give_back()
             if self._running.get(session_id) is driver:
                 del self._running[session_id]
             self._note_idle()
@@ -293,3 +312,20 @@ class Sessions:
                 is_default=True,
             )
         ]
+
+
+def _asked(ticket: Ticket, priority: int, max_wait_s: float | None, may: int = 0) -> Asked:
+    """Return what decides about a call's place.
+
+    Args:
+        ticket: of the caller.
+        priority: asked for.
+        max_wait_s: longest wait; None: the process's.
+        may: a priority that is allowed whatever the key allows.
+
+    Raises:
+        InvalidRequest: the key does not allow the priority.
+    """
+    caller = ticket.caller
+    most = max(may, caller.limits.max_priority if caller.key_id else MAX_PRIORITY)
+    return Asked(caller.key_id, caller.limits.weight, priority, most, max_wait_s)

@@ -106,6 +106,8 @@ class Tuning:
     _probe_after: int = field(init=False, default=PROBE_EVERY)
     """Plain tokens before the next probe."""
     _off_since_s: float = field(init=False, default=-OFF_S)
+    _in_earnest: bool = field(init=False, default=True)
+    """Whether more is drafted than what a trial is."""
     _off_load: float = field(init=False, default=1.0)
     """Sessions that shared the passes when drafting was switched off."""
     _num_tests: int = field(init=False, default=0)
@@ -134,7 +136,7 @@ class Tuning:
         if costs is not None:
             self._choose_first(costs, now_s)
         elif beside:
-            self.speculation = self._planner.pinned(TRIAL)
+            self._set(self._planner.pinned(TRIAL))
 
     def left(self) -> None:
         """The drafter is given up: what was measured of it is of use to other sessions."""
@@ -266,7 +268,7 @@ class Tuning:
 
     def _choose_first(self, costs: Costs, now_s: float) -> None:
         """Choose before anything was measured here; a trial where earlier sessions leave it open."""
-        self.speculation = self._best_or_trial(costs, now_s)
+        self._set(self._best_or_trial(costs, now_s))
         if not self.speculation.enabled:
             self._note_off(now_s, EARLIER_SESSIONS)
 
@@ -276,6 +278,8 @@ class Tuning:
         if costs is None:
             return
         plan = self._best_or_trial(costs, now_s)
+        if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
+            return
         margin = GAIN if plan.enabled else OFF_GAIN
         # Beside others the division has its own margins: what all gain by it is not this session's alone.
         better = planner.is_beside or planner.gain(plan, costs) > margin * planner.gain(present, costs)
@@ -284,6 +288,8 @@ class Tuning:
             if not plan.enabled:
                 gains = max(planner.gain(each, costs) for each in planner.drafting(costs))
                 self._note_off(now_s, PASSES_FULL if planner.is_beside and gains > 1.0 else BELOW_PLAIN)
+            elif self._in_earnest and not _is_earnest(plan):
+                self._off_since_s = now_s
             self._set(plan)
 
     def _best_or_trial(self, costs: Costs, now_s: float) -> Speculation:
@@ -298,7 +304,7 @@ class Tuning:
     def _set(self, plan: Speculation) -> None:
         if plan.enabled != self.speculation.enabled:
             self.pace.forget_drafting()
-        self.speculation = plan
+        self.speculation, self._in_earnest = plan, _is_earnest(plan)
 
     def _wait_for_probe(self, committed: Round, now_s: float) -> None:
         self._plain_tokens += len(committed.kinds)
@@ -331,6 +337,10 @@ class Tuning:
             self._probe_after = min(PROBE_LATEST, 2 * self._probe_after)
             self._off_since_s = now_s
         self._set(plan)
+
+
+def _is_earnest(plan: Speculation) -> bool:
+    return plan.enabled and plan != TRIAL
 
 
 def _quantile(values: Iterable[float], share: float) -> float:

@@ -48,6 +48,10 @@ class KeyLimits:
     tokens_per_minute: Limit = 0
     """Tokens of prompts, earlier turns included, and of answers."""
     tokens_per_day: Limit = 0
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Share of the places where they are scarce, in those of a key of weight 1."""
+    max_priority: Annotated[int, Field(ge=-8, le=8)] = 0
+    """Highest priority that its requests may ask for."""
 
     @property
     def counts_tokens(self) -> bool:

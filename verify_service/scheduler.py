@@ -74,6 +74,7 @@ class Scheduler:
         for session in self._roster.in_turn():
             self._driver.settle(session, flush=False)
             rows = self._offer(session, rows_left, alone=not works) if session.ready else 0
+            rows = self._spared(session, rows, works)
             if not rows or not self._make_room(session, rows, works):
                 continue
             test = self._test(session, rows)
@@ -150,6 +151,20 @@ class Scheduler:
             return wanted if wanted <= rows_left or alone else 0
         # None are left, or fewer, behind a block or a tree that is larger than a pass.
         return min(wanted, max(0, rows_left))
+
+    def _spared(self, session: Session, rows: int, works: list[Work]) -> int:
+        """Return how many rows a session gets where more of them would cost another one its KV.
+
+        Drafts are worth a pass's speed, KV that has to be computed again many passes': so a run is cut to the blocks
+        that are free, and a block or a tree that cannot be cut takes its chance.
+        """
+        if rows <= 1 or session.chain.wants_all_rows or self._roster.num_running == 1:
+            return rows
+        planned = sum(work.feed.slot.growth(len(work.feed.token_ids)) for work in works)
+        free = self._residence.available_blocks - planned
+        fitting = next((num for num in range(rows, 0, -1) if _slot_of(session).growth(num) <= free), 1)
+        self._driver.counters["rows_spared_for_kv"] += rows - fitting
+        return fitting
 
     def _test(self, session: Session, rows: int, *, ahead: bool = False) -> Test | None:
         try:

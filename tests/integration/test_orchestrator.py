@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.admission import Place
 from orchestrator.opening import Opened
 from orchestrator.quotas import Ticket
 from outrider.client import Client
@@ -569,7 +570,7 @@ async def test_a_resuming_call_that_finds_a_newer_one_running_gives_way(bench: B
         await anext(newer)
         running = app.sessions._running[session_id]
         with pytest.raises(LeaseLost):
-            app.sessions._launch(older)
+            app.sessions._launch(older, Place(lambda: None))
         assert app.sessions._running[session_id] is running
         assert isinstance(await anext(newer), Chunk)
 
@@ -685,7 +686,7 @@ async def left_by_a_killed_orchestrator(
 
 
 async def test_a_full_orchestrator_refuses_with_a_delay(bench: Bench) -> None:
-    _, _, _, client = await slow_cluster(bench, max_sessions=1)
+    _, _, _, client = await slow_cluster(bench, max_sessions=1, max_waiting=0)
     async with aclosing(client.generate(ask(max_tokens=500))) as events:
         await anext(events)
         with pytest.raises(ResourceExhausted) as refused:
@@ -707,7 +708,7 @@ async def test_a_verifier_whose_queue_is_longer_than_its_silence_may_be_is_not_l
 
 
 async def test_calls_that_are_refused_before_they_begin_are_counted_by_reason(bench: Bench) -> None:
-    _, _, app, client = await slow_cluster(bench, max_sessions=1)
+    _, _, app, client = await slow_cluster(bench, max_sessions=1, max_waiting=0)
 
     def refused() -> dict[str, float]:
         (family,) = [each for each in app.metrics.registry.collect() if each.name == "outrider_refused_calls"]

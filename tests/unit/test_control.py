@@ -1,0 +1,185 @@
+"""The whole policy in simulated time: against plain decoding, against fixed proposals, by load, text and machine.
+
+Simulated time is the same on every machine, so ratios are asserted. `python -m benchmarks.control` measures the same on
+real processes.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from orchestrator.company import Company
+from orchestrator.pass_costs import PassCosts
+from orchestrator.priors import DEFAULT_WORTH, MAX_WORTH, Prior
+from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
+from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
+from tests.unit.control_sim import GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine, Simulation, Text, ratios
+
+GAMMAS = (1, 2, 4)
+ALIKE, MIXED = (0.45, 0.5, 0.55), (0.3, 0.5, 0.85)
+
+
+def texts(num: int, alphas: Sequence[float], undrafted: Sequence[float] = (0.0,)) -> list[Text]:
+    dice = Random(1)
+    return [Text(dice.choice(alphas), dice.choice(undrafted)) for _ in range(num)]
+
+
+CASES = {
+    "lookup, alone": (LOOKUP_ON_CPU, (0.6, 0.8, 0.9), (0.5, 0.8, 0.95), 1),
+    "lookup, 4": (LOOKUP_ON_CPU, (0.6, 0.8, 0.9), (0.5, 0.8, 0.95), 4),
+    "lookup, 16": (LOOKUP_ON_CPU, (0.6, 0.8, 0.9), (0.5, 0.8, 0.95), 16),
+    "texts alike, alone": (TRAINED_ON_CPU, ALIKE, (0.0,), 1),
+    "texts alike, 4": (TRAINED_ON_CPU, ALIKE, (0.0,), 4),
+    "texts alike, 8": (TRAINED_ON_CPU, ALIKE, (0.0,), 8),
+    "texts differ, alone": (TRAINED_ON_CPU, MIXED, (0.0,), 1),
+    "texts differ, 4": (TRAINED_ON_CPU, MIXED, (0.0,), 4),
+    "a GPU, alone": (GPU, (0.5, 0.7, 0.8), (0.0,), 1),
+    "a GPU, 8": (GPU, (0.5, 0.7, 0.8), (0.0,), 8),
+    "a drafter that is never right, alone": (TRAINED_ON_CPU, (0.0,), (0.0,), 1),
+    "a drafter that is never right, 8": (TRAINED_ON_CPU, (0.0,), (0.0,), 8),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_policy_is_no_slower_than_plain_and_close_to_the_best_fixed_proposals(name: str) -> None:
+    machine, alphas, undrafted, places = CASES[name]
+    found = ratios(machine, texts(max(16, 3 * places), alphas, undrafted), places, GAMMAS)
+    best = max(rate for gamma, rate in found.items() if gamma != "automatic")
+    assert found["automatic"] >= 0.97, found
+    assert found["automatic"] >= 0.95 * best, found
+
+
+@pytest.mark.parametrize("places", [1, 4, 16])
+@pytest.mark.parametrize("machine", [TRAINED_ON_CPU, GPU], ids=["cpu", "gpu"])
+def test_in_steady_load_a_session_switches_at_most_once_in_ten_seconds(machine: Machine, places: int) -> None:
+    """The first choice is none: a session that begins knows nothing of its text."""
+    done = Simulation(machine, texts(places, MIXED), places, num_tokens=1000 if places < 16 else 300).run()
+    for switches in done.switches:
+        settled = switches[1:]
+        assert all(later - earlier >= 10.0 for earlier, later in pairwise(settled)), switches
+
+
+def test_why_nothing_is_drafted_is_told_apart() -> None:
+    full = Simulation(TRAINED_ON_CPU, texts(48, ALIKE), 16).run()
+    assert "passes_full" in full.off
+    useless = Simulation(TRAINED_ON_CPU, texts(12, (0.0,)), 1).run()
+    assert useless.off[-1] == "earlier_sessions"
+
+
+def test_most_sessions_need_no_trial_once_others_have_made_theirs() -> None:
+    passes = PassCosts()
+    first = Simulation(TRAINED_ON_CPU, texts(12, (0.0,)), 1, passes=passes).run()
+    later = Simulation(TRAINED_ON_CPU, texts(12, (0.0,)), 1, passes=passes).run()
+    assert later.num_tested <= first.num_tested / 2
+
+
+# --- ahead ----------------------------------------------------------------------------------------------------------
+
+FLAT = Costs(0.002, 0.02, 0.003)
+
+
+def test_one_token_ahead_is_as_fast_as_plain_decoding_whatever_alpha_is() -> None:
+    for alpha in (0.0, 0.3, 0.7, 1.0):
+        assert ahead_rate(alpha, 1, 1, FLAT) == pytest.approx(plain_rate(FLAT))
+    slow = Costs(0.03, 0.02, 0.003)
+    assert ahead_rate(0.0, 1, 1, slow) == pytest.approx(1 / 0.033)
+
+
+def test_ahead_a_chain_takes_a_pass_for_its_first_token_and_one_for_each_run() -> None:
+    """By hand: g0 = g = 2, alpha 1/2: a pass; with 1/2 a second one; with 1/4 each of those that follow another."""
+    passes = 1 + 0.5 * (1 + 0.25 / (1 - 0.25))
+    assert ahead_rate(0.5, 2, 2, Costs(0.0, 1.0)) == pytest.approx(2.0 / passes)
+
+
+def test_running_ahead_wins_where_little_is_accepted_and_waiting_where_much_is() -> None:
+    rows = Costs(0.002, 0.0173, 0.003, (0.0173, 0.0175, 0.0191, 0.0191, *(0.0243,) * 4, *(0.0335,) * 9))
+    low, high = best_ahead(0.2, rows, 16), best_ahead(0.95, rows, 16)
+    waiting_low, waiting_high = best_plan(0.2, rows, 16, pipelined=True), best_plan(0.95, rows, 16, pipelined=True)
+    assert not waiting_low.enabled
+    assert low[1] > 1.01 * plain_rate(rows)
+    assert pipelined_rate(0.95, waiting_high.restart_gamma, waiting_high.gamma, rows) > high[1]
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def stairs(rows: int) -> float:
+    return 1.0 if rows <= 16 else 1.6
+
+
+def test_rows_go_where_a_token_is_likeliest_to_be_accepted() -> None:
+    claims = [Claim(0.9), Claim(0.2), Claim(0.6), Claim(0.9, undrafted=0.9)]
+    division = divide_rows(claims, 0, stairs)
+    assert division.rows[0] > division.rows[2] > division.rows[1]
+    assert division.rows[0] >= division.rows[3]
+    assert division.gain > 1.0
+
+
+def test_where_passes_are_nearly_full_the_least_likely_give_their_rows_up_first() -> None:
+    claims = [Claim(alpha) for alpha in (0.9, 0.8, 0.5, 0.3)]
+    roomy, tight = divide_rows(claims, 0, stairs).rows, divide_rows(claims, 9, stairs).rows
+    given_up = [(before - after) / (before - 1) for before, after in zip(roomy, tight, strict=True) if before > 1]
+    assert tight[0] > 1
+    assert tight[-1] == 1
+    assert given_up == sorted(given_up)
+
+
+def test_in_full_passes_nobody_drafts() -> None:
+    division = divide_rows([Claim(0.6)] * 16, 0, stairs)
+    assert (division.rows, division.gain) == ((1,) * 16, 1.0)
+
+
+def test_a_division_stays_until_another_one_is_better_by_a_margin() -> None:
+    company = Company()
+    members = [company.join() for _ in range(2)]
+    for member in members:
+        member.alpha, member.most = 0.3, 16
+
+    def steep(rows: int) -> float:
+        return 1.0 + 0.285 * (rows - 2)
+
+    company.divide(2, steep, 0.0)
+    first = [member.rows for member in members]
+    assert 1.0 < company.gain < 1.04
+    assert first == [1, 1]
+    members[0].rows = 2
+    company.divide(2, steep, 0.1)
+    assert members[0].rows == 2, "no sooner than a quarter of a second"
+    company.divide(2, steep, 1.0)
+    assert members[0].rows == (2 if company.gain >= 1.01 else 1)
+
+
+# --- priors ---------------------------------------------------------------------------------------------------------
+
+
+def seen(*rates: float, tests: int = 32) -> Prior:
+    prior = Prior()
+    for rate in rates:
+        prior.note((rate * tests, tests), 0.0, 0.003, 0.002)
+    return prior
+
+
+def test_sessions_that_are_all_alike_are_worth_many_tests_and_different_ones_few() -> None:
+    alike, different = seen(*[0.5] * 8).estimator(), seen(*[0.1, 0.9] * 4).estimator()
+    assert [alike.alpha, different.alpha] == pytest.approx([0.5, 0.5], abs=0.01)
+    assert alike.prior_tests == MAX_WORTH
+    assert different.prior_tests < 3.0
+    assert seen(0.2).estimator().prior_tests == DEFAULT_WORTH
+
+
+def test_differences_by_chance_are_no_differences_of_texts() -> None:
+    dice = Random(3)
+    rates = [sum(dice.random() < 0.5 for _ in range(16)) / 16 for _ in range(60)]
+    assert seen(*rates, tests=16).estimator().prior_tests > 20
+
+
+def test_a_prior_is_of_use_once_there_are_tests_enough() -> None:
+    prior = Prior()
+    assert (prior.is_known, prior.trip_s, prior.undrafted) == (False, None, 0.0)
+    prior.note((3, 8), 0.5, 0.004, 0.0)
+    assert not prior.is_known
+    prior.note((10, 20), None, 0.002, 0.005)
+    assert prior.is_known
+    assert (prior.trip_s, prior.undrafted, prior.draft_s) == (pytest.approx(0.003), 0.5, 0.005)
