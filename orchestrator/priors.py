@@ -21,6 +21,8 @@ KNOWN_TESTS = 24.0
 """So many tests, of all sessions together, make a prior of use."""
 MIN_WORTH, DEFAULT_WORTH, MAX_WORTH = 2.0, 8.0, 48.0
 """Tests that a prior is worth: at least; before there are enough sessions to tell; at most."""
+HOPING_SESSIONS = 8
+"""Sessions without which a text may be hoped to have everything drafted."""
 MIN_SESSIONS = 3
 """Sessions that tell how alike they are."""
 MAX_SORTS = 64
@@ -60,8 +62,9 @@ class Prior:
 
     @property
     def hoped_undrafted(self) -> float:
-        """The same of the quarter of sessions that had most drafted."""
-        return sorted(self._undrafted)[len(self._undrafted) // 4] if self._undrafted else 0.0
+        """The same of the quarter of sessions that had most drafted; none, where few sessions are known."""
+        known = sorted(self._undrafted)
+        return known[len(known) // 4] if len(known) >= HOPING_SESSIONS else 0.0
 
     def note(self, judged: tuple[float, float], undrafted: float | None, trip_s: float | None, draft_s: float) -> None:
         """Take what a session has measured by its end.

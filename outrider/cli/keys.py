@@ -42,10 +42,21 @@ class Allowed:
     """Tokens of prompts and answers."""
     tokens_per_day: int = 0
     """Tokens of prompts and answers."""
+    weight: int = 1
+    """Share of the places where they are scarce, 1 .. 1000."""
+    max_priority: int = 0
+    """Highest priority of its requests, -8 .. 8."""
 
     def limits(self) -> KeyLimits:
         """Return what is kept."""
-        return KeyLimits(self.requests_per_minute, self.concurrent, self.tokens_per_minute, self.tokens_per_day)
+        return KeyLimits(
+            self.requests_per_minute,
+            self.concurrent,
+            self.tokens_per_minute,
+            self.tokens_per_day,
+            self.weight,
+            self.max_priority,
+        )
 
 
 NOTHING_LIMITED = Allowed()
@@ -168,4 +179,6 @@ def _words(limits: KeyLimits) -> str:
         (limits.tokens_per_minute, "tokens/min"),
         (limits.tokens_per_day, "tokens/day"),
     )
-    return ", ".join(f"{limit} {unit}" for limit, unit in named if limit) or "none"
+    places = [f"weight {limits.weight}"] * (limits.weight != 1)
+    places += [f"priority up to {limits.max_priority}"] * (limits.max_priority != 0)
+    return ", ".join([*(f"{limit} {unit}" for limit, unit in named if limit), *places]) or "none"

@@ -30,6 +30,7 @@ from outrider.messages import (
     Speculation,
     Verdict,
 )
+from tests.unit.control_machines import Machine
 from verify_service import events as verify
 from verify_service.chain import Chain
 
@@ -39,29 +40,6 @@ GENERATION = Generation(1, 1)
 PROMPT_LEN = 2
 FREE = SpeculationChoice()
 OFF = SpeculationChoice(off=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What things take."""
-
-    steps_s: tuple[tuple[int, float], ...]
-    """Seconds of a pass of one session, by rows that it is padded to."""
-    session_s: float
-    """Seconds for every further session."""
-    draft_s: float
-    """Seconds per draft token."""
-    hop_s: float
-    """Seconds from one process to another."""
-
-    def pass_s(self, rows: int, sessions: int) -> float:
-        return next(seconds for size, seconds in self.steps_s if rows <= size) + self.session_s * (sessions - 1)
-
-
-CPU_STEPS = ((1, 0.0173), (2, 0.0175), (4, 0.0191), (8, 0.0243), (16, 0.0335), (32, 0.0543))
-LOOKUP_ON_CPU = Machine(CPU_STEPS, 0.00065, 0.0, 0.00105)
-TRAINED_ON_CPU = Machine(CPU_STEPS, 0.00065, 0.0025, 0.00105)
-GPU = Machine(((1, 0.030), (8, 0.0305), (16, 0.031), (32, 0.032)), 0.00002, 0.002, 0.0005)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,15 +385,3 @@ class Simulation:
 def _drafts(plan: Speculation) -> bool:
     """Whether a plan drafts in earnest."""
     return plan.enabled and plan != TRIAL
-
-
-def ratios(
-    machine: Machine, texts: Sequence[Text], places: int, gammas: Sequence[int], **rest: Any
-) -> dict[str, float]:
-    """Return tokens per second of the policy and of fixed gammas, in those of plain decoding."""
-    plain = Simulation(machine, texts, places, choice=OFF, **rest).run().rate
-    found = {"automatic": Simulation(machine, texts, places, **rest).run().rate / plain}
-    for gamma in gammas:
-        choice = SpeculationChoice(gamma=gamma)
-        found[str(gamma)] = Simulation(machine, texts, places, choice=choice, **rest).run().rate / plain
-    return found

@@ -15,7 +15,9 @@ from orchestrator.pass_costs import PassCosts
 from orchestrator.priors import DEFAULT_WORTH, MAX_WORTH, Prior
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
 from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
-from tests.unit.control_sim import GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine, Simulation, Text, ratios
+from outrider.generation import SpeculationChoice
+from tests.unit.control_machines import GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
+from tests.unit.control_sim import OFF, Simulation, Text
 
 GAMMAS = (1, 2, 4)
 ALIKE, MIXED = (0.45, 0.5, 0.55), (0.3, 0.5, 0.85)
@@ -24,6 +26,15 @@ ALIKE, MIXED = (0.45, 0.5, 0.55), (0.3, 0.5, 0.85)
 def texts(num: int, alphas: Sequence[float], undrafted: Sequence[float] = (0.0,)) -> list[Text]:
     dice = Random(1)
     return [Text(dice.choice(alphas), dice.choice(undrafted)) for _ in range(num)]
+
+
+def ratios(machine: Machine, said: Sequence[Text], places: int) -> dict[str, float]:
+    """Return tokens per second of the policy and of fixed gammas, in those of plain decoding."""
+    plain = Simulation(machine, said, places, choice=OFF).run().rate
+    choices = {"automatic": SpeculationChoice()} | {str(gamma): SpeculationChoice(gamma=gamma) for gamma in GAMMAS}
+    return {
+        name: Simulation(machine, said, places, choice=choice).run().rate / plain for name, choice in choices.items()
+    }
 
 
 CASES = {
@@ -45,7 +56,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_policy_is_no_slower_than_plain_and_close_to_the_best_fixed_proposals(name: str) -> None:
     machine, alphas, undrafted, places = CASES[name]
-    found = ratios(machine, texts(max(16, 3 * places), alphas, undrafted), places, GAMMAS)
+    found = ratios(machine, texts(max(16, 3 * places), alphas, undrafted), places)
     best = max(rate for gamma, rate in found.items() if gamma != "automatic")
     assert found["automatic"] >= 0.97, found
     assert found["automatic"] >= 0.95 * best, found
@@ -173,6 +184,18 @@ def test_differences_by_chance_are_no_differences_of_texts() -> None:
     dice = Random(3)
     rates = [sum(dice.random() < 0.5 for _ in range(16)) / 16 for _ in range(60)]
     assert seen(*rates, tests=16).estimator().prior_tests > 20
+
+
+def test_few_texts_that_nobody_could_draft_leave_hope_for_the_next() -> None:
+    prior = Prior()
+    for _ in range(7):
+        prior.note((0, 0), 1.0, None, 0.0)
+    assert (prior.undrafted, prior.hoped_undrafted) == (1.0, 0.0)
+    prior.note((0, 0), 0.25, None, 0.0)
+    assert prior.hoped_undrafted == 1.0
+    for _ in range(2):
+        prior.note((0, 0), 0.25, None, 0.0)
+    assert prior.hoped_undrafted == 0.25
 
 
 def test_a_prior_is_of_use_once_there_are_tests_enough() -> None:
