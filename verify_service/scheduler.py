@@ -39,6 +39,10 @@ def longest_wait(num_sessions: int, max_rows: int, most_rows: int, *, whole: boo
     return others + 1 if whole else others * most_rows // max_rows + 1
 
 
+LEAST_ROWS = 2
+"""Rows that the shortest test of a run takes where no row is held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One session's part of a pass."""
@@ -156,13 +160,15 @@ class Scheduler:
         """Return how many rows a session gets where more of them would cost another one its KV.
 
         Drafts are worth a pass's speed, KV that has to be computed again many passes': so a run is cut to the blocks
-        that are free, and a block or a tree that cannot be cut takes its chance.
+        that are free, and a block or a tree that cannot be cut takes its chance. Two rows stay, of the unfed token and
+        of a draft: with one, nothing could be tested, and sessions that need a block each would wait for one another.
         """
-        if rows <= 1 or session.chain.wants_all_rows or self._roster.num_running == 1:
+        if rows <= LEAST_ROWS or session.chain.wants_all_rows or self._roster.num_running == 1:
             return rows
         planned = sum(work.feed.slot.growth(len(work.feed.token_ids)) for work in works)
         free = self._residence.available_blocks - planned
-        fitting = next((num for num in range(rows, 0, -1) if _slot_of(session).growth(num) <= free), 1)
+        slot = _slot_of(session)
+        fitting = next((num for num in range(rows, LEAST_ROWS, -1) if slot.growth(num) <= free), LEAST_ROWS)
         self._driver.counters["rows_spared_for_kv"] += rows - fitting
         return fitting
 
