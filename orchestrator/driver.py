@@ -412,7 +412,7 @@ class Driver:
         self._trace.end(outcome, "" if error is None else error.message, figures)
         log.info("the generation ended (%s): %s", outcome, figures)
         prompt_len = self._job.state.prompt_len
-        usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len)
+        usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len, min(prompt_len, self._meter.num_cached or 0))
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
         self._client.put_nowait(finished or error or Internal("the generation ended without a reason"))
         await self._flights.end(self._flight, outcome, error)

@@ -86,6 +86,8 @@ class Meter:
         """Late proposals, and voids of the guarantee, of each stream to a verifier."""
         self.speculation_off = ""
         self.drafter = ""
+        self.num_cached: int | None = None
+        """Tokens of the log whose KV the first verifier found; None before its first tokens."""
         self.distance = 0
         """Of the last round's first test from the start of its epoch."""
 
@@ -147,6 +149,8 @@ class Meter:
             opened: generation in which the stream was opened; each begins at nought.
             verdict: the latest one.
         """
+        if self.num_cached is None and verdict.token_ids:
+            self.num_cached = verdict.num_cached
         num_stale, num_void = self._streams.get(opened, (0, 0))
         total = max(num_stale, verdict.num_stale), max(num_void, verdict.guarantee_void)
         self._streams[opened] = total

@@ -286,6 +286,8 @@ class Verdict:
     """Sessions that shared the pass; 0: it is not known."""
     from_ahead: bool = False
     """Whether the figures are those of a pass that had begun before what was tested arrived."""
+    num_cached: int = 0
+    """Tokens the stream opened with whose KV was found instead of computed; 0 in a verdict without tokens."""
 
     @property
     def end(self) -> int:

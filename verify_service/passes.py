@@ -99,6 +99,7 @@ class Passes:
         session = work.session
         if session.scoring is not None:
             session.scoring.take(work.start, rows.logits)
+        session.note_computed(work.start, work.start + len(work.feed.token_ids))
         if work.feed.slot.length == session.chain.kv_len:
             session.filling = False
             self.driver.make_ready(session)

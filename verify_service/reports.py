@@ -37,6 +37,7 @@ def verdict_of(session: Session, report: Report) -> Verdict:
         num_stale=session.chain.num_stale,
         num_sessions=passes.num_sessions,
         from_ahead=passes is ahead,
+        num_cached=session.num_cached if report.token_ids else 0,
     )
 
 

@@ -98,6 +98,19 @@ class Session:
         """A timer that starts when the session is ready: patience does not run while it could not run anyway."""
         self._classes = effective_classes(opened)
         self._arrivals: deque[tuple[int, float]] = deque()
+        self._opened_kv_len = self.chain.kv_len
+        self._num_computed = self._computed_len = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens it opened with whose KV nobody computed for it; final once it is ready."""
+        return self._opened_kv_len - self._num_computed
+
+    def note_computed(self, first: int, last: int) -> None:
+        """Count the positions [first, last) as computed for it; KV that it lost and needs again counts once."""
+        last = min(last, self._opened_kv_len)
+        self._num_computed += max(0, last - max(first, self._computed_len))
+        self._computed_len = max(self._computed_len, last)
 
     @property
     def ready(self) -> bool:

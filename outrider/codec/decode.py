@@ -220,6 +220,7 @@ def _verdict_to_proto(verdict: Verdict) -> pb.Verdict:
         num_stale=verdict.num_stale,
         num_sessions=verdict.num_sessions,
         from_ahead=verdict.from_ahead,
+        num_cached=verdict.num_cached,
     )
 
 
@@ -244,6 +245,7 @@ def _verdict_from_proto(message: pb.Verdict) -> Verdict:
         num_stale=PEER.integer("verdict.num_stale", message.num_stale),
         num_sessions=PEER.integer("verdict.num_sessions", message.num_sessions),
         from_ahead=message.from_ahead,
+        num_cached=PEER.integer("verdict.num_cached", message.num_cached),
     )
     count = len(token_ids)
     PEER.count("verdict.kinds", verdict.kinds, count, count)

@@ -466,6 +466,7 @@ class Verdict(_message.Message):
     NUM_STALE_FIELD_NUMBER: _builtins.int
     NUM_SESSIONS_FIELD_NUMBER: _builtins.int
     FROM_AHEAD_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session."""
     start: _builtins.int
@@ -486,6 +487,10 @@ class Verdict(_message.Message):
     """Sessions that shared the pass. 0 means that it is not known."""
     from_ahead: _builtins.bool
     """Whether the figures are those of a pass that had begun before what was tested arrived."""
+    num_cached: _builtins.int
+    """Tokens of `DecodeOpen` whose KV was there when the stream opened, or was taken over or loaded instead of computed. Unset in
+    a verdict without tokens, and means 0.
+    """
     @_builtins.property
     def epoch(self) -> _types_pb2.Epoch:
         """Epoch of the tokens that were tested."""
@@ -534,10 +539,11 @@ class Verdict(_message.Message):
         num_stale: _builtins.int = ...,
         num_sessions: _builtins.int = ...,
         from_ahead: _builtins.bool = ...,
+        num_cached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "next_epoch", b"next_epoch", "queue_time", b"queue_time", "verify_time", b"verify_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "from_ahead", b"from_ahead", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_rows", b"num_rows", "num_sessions", b"num_sessions", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "epoch", b"epoch", "from_ahead", b"from_ahead", "guarantee_void", b"guarantee_void", "kinds", b"kinds", "logprobs", b"logprobs", "next_epoch", b"next_epoch", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "num_rows", b"num_rows", "num_sessions", b"num_sessions", "num_stale", b"num_stale", "num_tested", b"num_tested", "queue_time", b"queue_time", "session_id", b"session_id", "start", b"start", "token_ids", b"token_ids", "verify_time", b"verify_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

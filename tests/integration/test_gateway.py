@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -283,6 +284,25 @@ async def test_a_prediction_is_counted_in_the_usage(client: AsyncOpenAI) -> None
     assert accepted is not None
     assert rejected is not None
     assert accepted + rejected == len(ToyTokenizer().encode(said))
+
+
+async def test_prompt_tokens_whose_kv_was_there_are_in_the_usage_of_both_doors(shared: Door) -> None:
+    lot = random.Random(3)
+    first, other = ([lot.randrange(5, 200) for _ in range(200)] for _ in range(2))
+
+    async def cached(prompt: list[int], stream: bool) -> int:
+        known: dict[str, Any] = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+        if stream:
+            told = (await shared.chunks(**known, stream_options={"include_usage": True}))[-1]
+        else:
+            told = await shared.whole(**known)
+        assert told["usage"]["prompt_tokens"] == 200
+        return int(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [await cached(first, False), await cached(first, False), await cached(first, True)] == [0, 192, 192]
+    assert [await cached(other, True), await cached([*other[:100], *first[:100]], False)] == [0, 64]
+    request = GenerationRequest(TokenPrompt(tuple(first)), max_tokens=4, ignore_eos=True)
+    assert (await hear(shared.grpc, request)).finished.usage.cached_tokens == 192
 
 
 # --- what is told beside the text ---------------------------------------------------------------------------------

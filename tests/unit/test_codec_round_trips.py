@@ -170,6 +170,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
         num_rows=draw(ints),
         guarantee_void=draw(ints),
         num_stale=draw(ints),
+        num_cached=draw(ints),
     )
 
 

@@ -123,6 +123,13 @@ def test_what_verdicts_say_of_their_stream_is_summed_over_all_streams() -> None:
     assert (figures.num_stale, figures.guarantee_void) == (3, 5)
 
 
+def test_kv_that_was_found_is_that_of_the_first_verdict_with_tokens() -> None:
+    meter = Meter(0.0)
+    for opened, text, num_cached in ((1, "", 0), (1, "a", 64), (1, "a", 64), (2, "a", 128)):
+        meter.add_totals(Generation(1, opened), replace(verdict(text), num_cached=num_cached))
+    assert meter.num_cached == 64
+
+
 def test_what_was_tested_since_the_last_report_took_as_long_per_token() -> None:
     meter = Meter(0.0)
     meter.add_status(ONE, DraftStatus(num_drafted=4, draft_s_per_token=0.5))

@@ -197,6 +197,7 @@ def test_sessions_that_begin_alike_load_their_beginning_once(toys: Cluster) -> N
     assert second.count("loaded") == 2, "two blocks, by one of four"
     assert second.engine.counters["kv_restored_tokens"] == 2 * BLOCK_LEN
     assert second.engine.counters["kv_reused_tokens"] == 3 * 2 * BLOCK_LEN
+    assert [client.verdicts[0].num_cached for client in clients] == [2 * BLOCK_LEN] * 4
 
 
 def test_what_is_stored_already_is_not_written_again(toys: Cluster) -> None:

@@ -233,6 +233,15 @@ def test_ten_thousand_rounds_of_random_acceptance_give_all_blocks_back() -> None
         assert untroubled(desk)
 
 
+def test_kv_that_gave_way_was_not_there_at_the_start() -> None:
+    desk = Desk(ToyRunner(ToyLanguage(VOCAB, seed=5), num_blocks=7))
+    prompts = [tuple((index + at * at) % VOCAB for at in range(100)) for index in range(3)]
+    clients = [Client(desk, Request(f"s{index}", prompt, max_tokens=100)) for index, prompt in enumerate(prompts)]
+    desk.run(clients)
+    assert desk.engine.counters["preempted"] > 0
+    assert {told.num_cached for client in clients for told in client.verdicts} == {0}
+
+
 def test_sessions_that_lose_their_kv_say_the_same_in_the_end() -> None:
     desk = Desk(ToyRunner(ToyLanguage(VOCAB, seed=5), num_blocks=7))
     requests = [Request(f"s{index}", tuple(range(index, index + 20)), max_tokens=250) for index in range(4)]
@@ -290,6 +299,8 @@ def test_the_next_turn_reuses_what_is_its_own_by_ids_and_classes() -> None:
     again = Client(desk, request)
     desk.run([again])
     assert desk.engine.counters["kv_reused_tokens"] - before == 64, "the whole blocks of the 130 tokens or so"
+    assert {told.num_cached for told in again.verdicts if told.token_ids} == {64}
+    assert {told.num_cached for told in (*first.verdicts, *kept.verdicts)} == {0}
     assert again.output == twin(request, ClassesMatter())
 
     other = replace(request, classes=(TokenClass.PROMPT,) * len(turn), generation=Generation(4, 0))
