@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with a bound on how many there are and on how long the head of a request may take."""
+"""One HTTP connection: uvicorn's, with bounds on how many there are, and on how long a client may send or not read."""
 
 import asyncio
 import logging
@@ -12,7 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class Connection(H11Protocol):
-    """Closes itself when a head does not arrive in time: a client that sends a byte now and then holds nothing."""
+    """Closes itself when a head does not arrive in time: a client that sends a byte now and then holds nothing.
+
+    One that does not read is cut off, for what still waits to be sent would keep a closed connection open for ever.
+    """
 
     def __init__(self, limits: HttpLimits, **uvicorns: Any) -> None:
         """Keep the limits.
@@ -24,6 +27,7 @@ class Connection(H11Protocol):
         super().__init__(**uvicorns)
         self._limits = limits
         self._waiting: asyncio.TimerHandle | None = None
+        self._stalling: asyncio.TimerHandle | None = None
         self._refused = False
 
     def connection_made(self, transport: Any) -> None:
@@ -49,8 +53,20 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_waiting()
+        self._stop_stalling()
         if not self._refused:
             super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Too much waits to be sent: the client has to read, and the clock runs."""
+        super().pause_writing()
+        self._stop_stalling()
+        self._stalling = self.loop.call_later(self._limits.stall_timeout_s, self._cut_off)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._stop_stalling()
+        super().resume_writing()
 
     @property
     def _between_requests(self) -> bool:
@@ -64,7 +80,17 @@ class Connection(H11Protocol):
             self._waiting.cancel()
             self._waiting = None
 
+    def _stop_stalling(self) -> None:
+        if self._stalling is not None:
+            self._stalling.cancel()
+            self._stalling = None
+
     def _give_up(self) -> None:
         self._waiting = None
         if self._between_requests and not self.transport.is_closing():
             self.transport.close()
+
+    def _cut_off(self) -> None:
+        self._stalling = None
+        log.info("a client has not read for %g s; its connection is closed", self._limits.stall_timeout_s)
+        self.transport.abort()

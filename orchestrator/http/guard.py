@@ -1,11 +1,10 @@
-"""What stands before the application: names for requests, limits of bodies, clients that stall, headers for browsers.
+"""What stands before the application: names for requests, limits of bodies, headers for browsers.
 
 It is plain ASGI, so that it costs a streamed chunk next to nothing.
 """
 
 import asyncio
 import contextlib
-import logging
 import re
 import secrets
 from collections.abc import Iterable
@@ -20,8 +19,6 @@ from orchestrator.http.errors import body_of
 from orchestrator.http.limits import HttpLimits
 from outrider.telemetry import log_ids
 from outrider.tracing import arriving
-
-log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
 POLICY = "; ".join((
@@ -77,8 +74,7 @@ class Guard:
             body = body_of(413, exchange.too_large, None, "body_too_large")
             await JSONResponse(body, 413, CLOSE)(scope, exchange.receive, exchange.send)
             return
-        with contextlib.suppress(ConnectionAbortedError):  # the client had stalled for too long
-            await self._app(scope, exchange.receive, exchange.send)
+        await self._app(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
@@ -110,7 +106,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Pass on what the client is told; raises when it has not read for too long."""
+        """Pass on what the client is told; waits while it does not read."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self.status == 413:
@@ -120,12 +116,7 @@ class _Exchange:
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
             message = {**message, "headers": headers.raw}
-        try:
-            async with asyncio.timeout(self._limits.stall_timeout_s):
-                await self._send(message)
-        except TimeoutError:
-            log.info("a client has not read for %g s; its connection is closed", self._limits.stall_timeout_s)
-            raise ConnectionAbortedError from None
+        await self._send(message)
 
     async def _discard(self) -> None:
         """Read on for a while: a client that is cut off while it sends may never see the answer."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -157,6 +158,17 @@ async def test_streamed_samples_are_told_by_their_index(client: AsyncOpenAI) -> 
         ends[choice.index] += choice.finish_reason or ""
     assert texts == [choice.text for choice in whole.choices]
     assert ends == ["length"] * 3
+
+
+async def test_samples_of_a_conversation_are_told_by_their_index_too(client: AsyncOpenAI) -> None:
+    known: dict[str, Any] = {"model": "toy", "messages": MESSAGES, "max_tokens": 12, "seed": 5, "extra_body": GOES_ON}
+    whole = await client.chat.completions.create(n=3, **known)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    texts = [""] * 3
+    async for chunk in await client.chat.completions.create(n=3, stream=True, **known):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) == 3
 
 
 # --- parameters ---------------------------------------------------------------------------------------------------
@@ -498,9 +510,8 @@ async def test_a_client_that_leaves_frees_its_place_streaming_or_not(bench: Benc
         sessions = opened.app.sessions
         assert sessions is not None
         for stream in (True, False):
-            asking = asyncio.create_task(
-                opened.http.post("/v1/completions", json={"prompt": PROMPT, "ignore_eos": True, "stream": stream})
-            )
+            body = {"prompt": PROMPT, "ignore_eos": True, "stream": stream, "max_tokens": 3900}
+            asking = asyncio.create_task(opened.http.post("/v1/completions", json=body))
             await until(lambda: len(sessions) == 1)
             await asyncio.sleep(0.1)
             asking.cancel()
@@ -536,6 +547,27 @@ async def test_a_client_that_does_not_read_pauses_its_session(bench: Bench) -> N
         finally:
             writer.transport.abort()
         await until(lambda: len(sessions) == 0)
+
+
+async def test_a_client_that_does_not_read_for_too_long_is_cut_off(bench: Bench) -> None:
+    """By the server, with all that still waits to be sent: the client never reads, and never closes."""
+    async with door(bench, drafts=False, verifier={"context_len": 1 << 16}, http_stall_timeout_s=0.3) as opened:
+        sessions, http = opened.app.sessions, opened.app.http
+        assert sessions is not None
+        assert http is not None
+        connections: set[Any] = http._server.server_state.connections
+        host, _, port = opened.url.removeprefix("http://").rpartition(":")
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect((host, int(port)))
+            body = json.dumps(
+                {"prompt": PROMPT, "ignore_eos": True, "stream": True, "logprobs": 20, "max_tokens": 40000}
+            ).encode()
+            head = "POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+            silent.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: len(sessions) == 1)
+            await until(lambda: len(sessions) == 0, timeout_s=20)
+            await until(lambda: silent.getsockname() not in {each.client for each in connections})
 
 
 async def test_a_drain_tells_streams_where_to_go_on_and_health_why_it_refuses(bench: Bench) -> None:
@@ -627,6 +659,42 @@ async def test_keys_and_their_limits_are_those_of_grpc(bench: Bench, tmp_path: P
         session_id = told.parse().model_dump()["outrider"]["session_id"]
         refused = await opened.ask(prompt="x", outrider={"session_id": session_id})
         assert refused.status_code == 401
+
+
+async def test_every_route_but_health_needs_a_key_and_counts_for_it(bench: Bench, tmp_path: Path) -> None:
+    keys = [make_key(f"k{index}", KeyLimits(requests_per_minute=2, concurrent=2), time.time()) for index in range(9)]
+    (tmp_path / "keys").write_bytes(b"".join(write_record(record) + b"\n" for _, record in keys))
+    known: dict[str, Any] = {"require_keys": True, "store_keys": False, "key_file": str(tmp_path / "keys")}
+    bodies: dict[str, Any] = {
+        "/v1/completions": {"prompt": PROMPT, "max_tokens": 2},
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    }
+    uncounted = {"/metrics", "/cluster/events"}
+    async with door(bench, drafts=False, **known) as opened:
+        paths = (await opened.http.get("/openapi.json")).json()["paths"]
+        assert bodies.keys() | uncounted < paths.keys()
+        for path, (key, _) in zip(sorted(paths.keys() - {"/health"}), keys, strict=False):
+            [method] = paths[path]
+            address, body = path.replace("{model}", "toy"), bodies.get(path)
+            async with opened.http.stream(method, address, json=body) as refused:
+                assert refused.status_code == 401, path
+            if path in uncounted:
+                continue
+            bearer = {"authorization": f"Bearer {key}"}
+            statuses = [
+                (await opened.http.request(method, address, json=body, headers=bearer)).status_code for _ in range(3)
+            ]
+            assert statuses == [200, 200, 429], path
+
+
+async def test_samples_of_a_key_run_no_more_at_once_than_it_allows(bench: Bench, tmp_path: Path) -> None:
+    key, record = make_key("k", KeyLimits(concurrent=2), time.time())
+    (tmp_path / "keys").write_bytes(write_record(record) + b"\n")
+    known: dict[str, Any] = {"require_keys": True, "store_keys": False, "key_file": str(tmp_path / "keys")}
+    async with door(bench, drafts=False, **known) as opened:
+        opened.http.headers["authorization"] = f"Bearer {key}"
+        told = await opened.whole(prompt=PROMPT, n=6, max_tokens=8, ignore_eos=True)
+        assert [choice["index"] for choice in told["choices"]] == list(range(6))
 
 
 async def test_tls_has_the_certificate_of_the_grpc_door_and_follows_its_files(bench: Bench, tmp_path: Path) -> None:
