@@ -41,6 +41,8 @@ from outrider.messages import Grammar, GrammarKind, SamplingParams
 COMPLETION_TOKENS = 16
 """Most tokens of a completion that does not say: OpenAI's default."""
 TOOL_START, TOOL_END = "<tool_call>", "</tool_call>"
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How a call that must be made is written: as templates show it. In free white space a model could go on for ever."""
 
 BodyT = TypeVar("BodyT", bound=Sampled)
 
@@ -357,7 +359,7 @@ def _forced_call(body: ChatRequest, tools: list[Tool] | None, *, calls_known: bo
     allowed = [tool for tool in tools if named in (None, tool.function.name)]
     if not allowed:
         raise InvalidRequest("tool_choice.function.name", named, "the name of one of the tools")
-    calls = {"anyOf": [_call_schema(tool) for tool in allowed]}
+    calls = {"anyOf": [_call_schema(tool) for tool in allowed], "x-guidance": COMPACT}
     lark = f'start: "{TOOL_START}\\n" call "\\n{TOOL_END}"\ncall: %json {json.dumps(calls)}\n'
     return Grammar(GrammarKind.LARK, lark)
 

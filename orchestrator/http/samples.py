@@ -214,11 +214,12 @@ class ChatSample:
             where.append(text)
 
     def _call(self, piece: Called) -> Json:
-        started = self.about.started
-        number = len(self._calls)
+        started, number = self.about.started, len(self._calls)
+        # A session may go on, and its later calls are others.
+        place = f"{started.session_id}_{started.prompt_len}" if started else ""
         call = {
             "index": number,
-            "id": f"call_{started.session_id if started else ''}_{number}",
+            "id": f"call_{place}_{number}",
             "type": "function",
             "function": {"name": piece.name, "arguments": piece.arguments},
         }

@@ -162,6 +162,9 @@ def test_a_prediction_is_its_text() -> None:
         ("chat.messages[0].role", "messages[0].role"), ("speculation.gamma", "outrider.gamma"),
         ("session_id", "outrider.session_id"), ("stop_token_ids[1]", "stop_token_ids[1]"),
         ("chat.tools", "tools"), ("chat.template_arguments", "chat_template_kwargs"),
+        ("chat.continue_final_message", "continue_final_message"), ("max_wait", "outrider.max_wait_s"),
+        ("priority", "outrider.priority"), ("request_id", "outrider.request_id"), ("sample_index", "n"),
+        ("prediction.text", "prediction.content"), ("processed_logprobs", "outrider.processed_logprobs"),
     ],
 )  # fmt: skip
 def test_fields_are_called_what_openai_calls_them(ours: str, theirs: str) -> None:
