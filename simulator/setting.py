@@ -126,6 +126,13 @@ class Setting:
             _require("lose_zone", self.loss.zone, 0, self.fleet.zones - 1)
             _require("lose_at_s", self.loss.at_s, 0, self.warm_up_s + self.seconds)
             _require("detect_s", self.loss.detect_s, 0, MOST_SECONDS)
+            self._require_survivors(self.loss.zone)
+
+    def _require_survivors(self, lost: int) -> None:
+        """Without an orchestrator clients have nobody to turn to, without a verifier there is nothing to wait for."""
+        for name, count in (("orchestrators", self.fleet.orchestrators), ("verifiers", self.fleet.verifiers)):
+            if all(index % self.fleet.zones == lost for index in range(count)):
+                raise InvalidRequest(name, count, f"2 or more, in a part too, so that one is left without zone {lost}")
 
 
 @dataclass(frozen=True, slots=True)

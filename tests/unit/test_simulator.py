@@ -215,6 +215,8 @@ def test_a_choice_that_waits_for_something_is_a_defect() -> None:
         (lambda: busy(loss=ZoneLoss(2, 1)), "lose_zone", "0 to 1"),
         (lambda: busy(loss=ZoneLoss(0, 500)), "lose_at_s", "0 to 201"),
         (lambda: busy(fleet=Fleet(), loss=ZoneLoss(0, 1)), "zones", "2 or more"),
+        (lambda: busy(fleet=Fleet(4, 4, zones=2), loss=ZoneLoss(0, 1)), "orchestrators", "2 or more"),
+        (lambda: busy(fleet=Fleet(1, 4, 2, zones=2), loss=ZoneLoss(0, 1)), "verifiers", "left without zone 0"),
         (lambda: step_cost("verify_ms", {0: 1.0}), "verify_ms", "1 to 4096 rows"),
         (lambda: step_cost("verify_ms", {1: 0.0}), "verify_ms", "more than 0"),
         (lambda: step_cost("verify_ms", {1: 3.0, 2: 2.0}), "verify_ms", "do not fall"),
