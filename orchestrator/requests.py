@@ -11,7 +11,7 @@ from outrider.generation import GenerationRequest
 from outrider.ids import Mode
 from outrider.messages import Vocabulary
 from outrider.noise import KEY_BYTES, seed_key
-from outrider.parameters import validate
+from outrider.parameters import MAX_TOKENS, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _check_together(request: GenerationRequest) -> None:
     if most is not None and sampling.min_tokens > most:
         raise InvalidRequest("sampling.min_tokens", sampling.min_tokens, f"an integer in 0 .. max_tokens ({most})")
     if most == 0 and request.num_prompt_logprobs is None:
-        raise InvalidRequest("max_tokens", most, "an integer >= 1, or 0 beside prompt_logprobs")
+        raise InvalidRequest("max_tokens", most, MAX_TOKENS)
     if request.processed_logprobs and request.num_logprobs is None:
         raise InvalidRequest("processed_logprobs", True, "false without logprobs")
     if request.ignore_eos and sampling.grammar is not None:
@@ -102,7 +102,7 @@ def check_length(
     if prompt_len >= context_len:
         raise InvalidRequest("prompt", f"{prompt_len} tokens", f"1 .. {context_len - 1} tokens, earlier turns included")
     if max_tokens is not None and max_tokens < 0:
-        raise InvalidRequest("max_tokens", max_tokens, "an integer >= 0")
+        raise InvalidRequest("max_tokens", max_tokens, MAX_TOKENS)
     room = context_len - prompt_len
     most = min(room, defaults.max_tokens or room if max_tokens is None else max_tokens)
     if min_tokens > most:

@@ -16,6 +16,7 @@ from outrider.codec.checks import (
     duration,
 )
 from outrider.codec.figures import figures_from_proto, figures_to_proto
+from outrider.codec.fitting import require_fitting
 from outrider.generation import (
     ChatPrompt,
     Chunk,
@@ -35,6 +36,7 @@ from outrider.generation import (
 )
 from outrider.ids import FinishReason, Mode, SessionId
 from outrider.messages import SamplingParams
+from outrider.parameters import MAX_INT, MAX_TOKENS
 from outrider.v1 import generation_pb2 as pb
 
 MAX_PROMPT_TOKENS = 1 << 20
@@ -45,7 +47,6 @@ MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_REQUEST_ID = 64
 """Most characters of a client's name for a request."""
-MAX_SEED = 2**64 - 1
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
@@ -55,10 +56,9 @@ def request_to_proto(request: GenerationRequest) -> pb.GenerateRequest:
     """Encode a request for a continuation.
 
     Raises:
-        InvalidRequest: the seed does not fit the wire; everything else is the server's to check.
+        InvalidRequest: a value does not fit the wire; everything else is the server's to check.
     """
-    if request.seed is not None:
-        CLIENT.integer("seed", request.seed, 0, MAX_SEED)
+    require_fitting(request)
     message = pb.GenerateRequest(
         model=request.model,
         session_id=request.session_id,
@@ -184,7 +184,8 @@ def _max_tokens(message: pb.GenerateRequest) -> int | None:
     if not message.HasField("max_tokens"):
         return None
     low = 0 if message.HasField("prompt_logprobs") else 1
-    return CLIENT.integer("max_tokens", message.max_tokens, low)
+    CLIENT.require(low <= message.max_tokens <= MAX_INT, "max_tokens", message.max_tokens, MAX_TOKENS)
+    return message.max_tokens
 
 
 def _num_logprobs(field: Literal["logprobs", "prompt_logprobs"], message: pb.GenerateRequest) -> int | None:
@@ -251,7 +252,12 @@ def _choice_from_proto(message: pb.SpeculationOverride) -> SpeculationChoice:
 
 
 def resume_to_proto(resume: ResumeFrom) -> pb.ResumeRequest:
-    """Encode a request to go on."""
+    """Encode a request to go on.
+
+    Raises:
+        InvalidRequest: the position is none.
+    """
+    CLIENT.integer("next_position", resume.next_position)
     return pb.ResumeRequest(session_id=resume.session_id, next_position=resume.next_position)
 
 

@@ -20,6 +20,7 @@ from outrider.messages import (
     Vocabulary,
     WorkerDescription,
 )
+from outrider.parameters import BIAS, RANGES, allowed_bias
 from outrider.v1 import types_pb2 as pb
 
 MAX_ROW_TOKENS = 128
@@ -132,31 +133,32 @@ def sampling_from_proto(message: pb.SamplingParams, checks: Checks) -> SamplingP
     """Decode and check sampling parameters; fields not set take their defaults."""
     default = SamplingParams()
 
-    def number(name: _FloatField, low: float = -math.inf, high: float = math.inf) -> float:
+    def number(name: _FloatField) -> float:
         value: float = getattr(message if message.HasField(name) else default, name)
-        return checks.number(f"sampling.{name}", value, low, high)
+        checks.require(RANGES[name].holds(value), f"sampling.{name}", value, RANGES[name].allowed)
+        return value
 
-    result = SamplingParams(
+    checks.require(RANGES["top_k"].holds(message.top_k), "sampling.top_k", message.top_k, RANGES["top_k"].allowed)
+    return SamplingParams(
         **bans_from_proto(message, checks),
         logit_bias=_logit_bias(message.logit_bias, checks),
-        repetition_penalty=number("repetition_penalty", 0.0),
-        presence_penalty=number("presence_penalty", -2.0, 2.0),
-        frequency_penalty=number("frequency_penalty", -2.0, 2.0),
-        temperature=number("temperature", 0.0),
-        top_k=checks.integer("sampling.top_k", message.top_k),
-        top_p=number("top_p", 0.0, 1.0),
-        min_p=number("min_p", 0.0, 1.0),
+        repetition_penalty=number("repetition_penalty"),
+        presence_penalty=number("presence_penalty"),
+        frequency_penalty=number("frequency_penalty"),
+        temperature=number("temperature"),
+        top_k=message.top_k,
+        top_p=number("top_p"),
+        min_p=number("min_p"),
     )
-    checks.require(result.repetition_penalty > 0, "sampling.repetition_penalty", 0.0, "a finite number > 0")
-    checks.require(result.top_p > 0, "sampling.top_p", result.top_p, "a number in (0, 1]")
-    return result
 
 
 def _logit_bias(entries: Sequence[pb.LogitBias], checks: Checks) -> tuple[tuple[int, float], ...]:
     """Decode biases: distinct legal ids, finite values."""
     ids = checks.ids("sampling.logit_bias.token_id", [entry.token_id for entry in entries], 0, MAX_LOGIT_BIAS)
     checks.require(len(set(ids)) == len(ids), "sampling.logit_bias.token_id", ids, "distinct ids")
-    return tuple((entry.token_id, checks.number("sampling.logit_bias.bias", entry.bias)) for entry in entries)
+    for entry in entries:
+        checks.require(allowed_bias(entry.bias), "sampling.logit_bias.bias", entry.bias, BIAS)
+    return tuple((entry.token_id, entry.bias) for entry in entries)
 
 
 def speculation_to_proto(speculation: Speculation) -> pb.Speculation:

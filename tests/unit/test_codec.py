@@ -31,6 +31,7 @@ from outrider.messages import (
     Verdict,
     VerdictCause,
 )
+from outrider.parameters import validate
 from outrider.v1 import draft_pb2, generation_pb2, types_pb2, verify_pb2
 
 # --- what peers may not send --------------------------------------------------------------------------------------
@@ -351,3 +352,25 @@ def test_a_long_bad_value_is_shortened_in_its_message() -> None:
 
 def test_a_measured_time_slightly_below_zero_is_sent_as_zero() -> None:
     assert figures.figures_from_proto(figures.figures_to_proto(Figures(network_s=-1e-7))).network_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "allowed"),
+    [
+        ("temperature", (-1.0, 101.0, math.inf), "a number in 0 .. 100"),
+        ("repetition_penalty", (0.0, 200.0), "a number in 0.01 .. 100"),
+        ("presence_penalty", (-3.0, 3.0), "a number in -2 .. 2"),
+        ("top_p", (0.0, 2.0), "a number in (0, 1]"),
+        ("min_p", (-0.5, 1.5), "a number in 0 .. 1"),
+        ("top_k", (-2, 2**31), "an integer in 0 .. 2147483647; 0 keeps all"),
+    ],
+)
+def test_a_range_is_told_in_one_sentence_wherever_and_on_whichever_side_it_is_left(
+    field: str, values: tuple[float, ...], allowed: str
+) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest) as at_the_door:
+            generation.request_from_proto(a_request(sampling=SamplingPb(**{field: value})))
+        with pytest.raises(InvalidRequest) as at_the_worker:
+            validate(SamplingParams(**{field: value}), 10)
+        assert at_the_door.value.allowed == at_the_worker.value.allowed == allowed

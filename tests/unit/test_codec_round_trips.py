@@ -90,6 +90,7 @@ speculations = st.just(Speculation()) | st.lists(st.integers(1, 256), min_size=3
 )
 unit = st.floats(0, 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+biases = st.floats(max_value=100, allow_nan=False, allow_infinity=False)
 grammars = st.builds(Grammar, st.sampled_from([*set(GrammarKind) - {GrammarKind.CHOICES}]), names) | st.lists(
     names, min_size=1, max_size=3, unique=True
 ).map(lambda choices: Grammar(GrammarKind.CHOICES, json.dumps(choices, ensure_ascii=False)))
@@ -97,11 +98,11 @@ few_ids = st.lists(ints, max_size=3, unique=True).map(tuple)
 requested_samplings = st.builds(
     SamplingParams,
     allowed_token_ids=few_ids,
-    logit_bias=st.lists(st.tuples(ints, finite), max_size=4, unique_by=lambda pair: pair[0]).map(tuple),
-    repetition_penalty=st.floats(0, 10, exclude_min=True),
+    logit_bias=st.lists(st.tuples(ints, biases), max_size=4, unique_by=lambda pair: pair[0]).map(tuple),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
-    temperature=st.floats(0, 1e6),
+    temperature=st.floats(0, 100),
     top_k=ints,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=unit,
