@@ -3,7 +3,7 @@
     request_of("Once upon a time", max_tokens=20, temperature=0)
     request_of([{"role": "user", "content": "Hello"}], tools=[...], seed=7)
 
-Nothing here knows about the wire; ranges are the server's to check.
+Nothing here knows about the wire; types are checked where requests are encoded, ranges by the server.
 """
 
 import dataclasses
@@ -42,6 +42,7 @@ Message = ChatMessage | Mapping[str, Any]
 """A message of a conversation; a mapping has the shape of OpenAI's API, with text as its content."""
 Prompt = str | Sequence[int] | Sequence[Message] | TextPrompt | TokenPrompt | ChatPrompt | GenerationRequest
 """What to continue or answer: text, token ids, the messages of a conversation, or a request as it is."""
+ModeName = Literal["auto", "greedy", "coupled", "rejection", "block"]
 Json = Mapping[str, Any] | str
 """A JSON object, as one or as text."""
 
@@ -60,7 +61,8 @@ class Parameters(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
-    mode: Mode | None
+    mode: Mode | ModeName | None
+    """Also by its name in small letters; None, like "auto", follows from temperature and seed."""
     speculation: SpeculationChoice | Literal["off"]
     drafter: str
     logprobs: int | None
@@ -112,6 +114,9 @@ GRAMMARS = {
     "lark": GrammarKind.LARK,
     "choices": GrammarKind.CHOICES,
 }
+MODES = {mode.name.lower(): mode for mode in Mode}
+IDS = "token ids"
+PROMPTS = "text, token ids, or messages that are objects"
 RENAMED = {"logprobs": "num_logprobs", "prompt_logprobs": "num_prompt_logprobs"}
 SAMPLING = frozenset(entry.name for entry in dataclasses.fields(SamplingParams)) & Parameters.__annotations__.keys()
 CHAT = frozenset(entry.name for entry in dataclasses.fields(ChatPrompt)) & Parameters.__annotations__.keys()
@@ -129,7 +134,7 @@ def request_of(prompt: Prompt, parameters: Parameters) -> GenerationRequest:
         raise InvalidRequest("parameters", ", ".join(sorted(unknown)), allowed)
     given: dict[str, Any] = dict(parameters)
     request = prompt if isinstance(prompt, GenerationRequest) else GenerationRequest(_prompt(prompt))
-    chat = {name: _json_text(given.pop(name)) for name in CHAT & given.keys()}
+    chat = {name: _json_text(name, given.pop(name)) for name in CHAT & given.keys()}
     if chat:
         if not isinstance(request.prompt, ChatPrompt):
             raise InvalidRequest(", ".join(sorted(chat)), "given", "nothing, unless the prompt is a conversation")
@@ -143,14 +148,14 @@ def _sampling(sampling: SamplingParams, given: dict[str, Any]) -> SamplingParams
     """Take what concerns sampling out of the parameters."""
     changes = {name: given.pop(name) for name in SAMPLING & given.keys()}
     if "logit_bias" in changes:
-        changes["logit_bias"] = tuple(dict(changes["logit_bias"]).items())
+        changes["logit_bias"] = _biases(changes["logit_bias"])
     if "allowed_token_ids" in changes:
-        changes["allowed_token_ids"] = tuple(changes["allowed_token_ids"])
+        changes["allowed_token_ids"] = _several("sampling.allowed_token_ids", changes["allowed_token_ids"], IDS)
     grammars = [(name, given.pop(name)) for name in GRAMMARS if name in given]
     if len(grammars) > 1:
         raise InvalidRequest(", ".join(name for name, _ in grammars), "given", "at most one of them")
     for name, text in grammars:
-        changes["grammar"] = Grammar(GRAMMARS[name], text if isinstance(text, str) else json.dumps(text))
+        changes["grammar"] = Grammar(GRAMMARS[name], _grammar(name, text))
     return replace(sampling, **changes)
 
 
@@ -159,8 +164,12 @@ def _field(name: str, value: Any) -> Any:
     match name, value:
         case "stop", str():
             return (value,)
-        case "stop" | "stop_token_ids", _:
-            return tuple(value)
+        case "stop", _:
+            return _several(name, value, "a text, or several")
+        case "stop_token_ids", _:
+            return _several(name, value, IDS)
+        case "mode", str():
+            return _mode(value)
         case "speculation", "off":
             return SpeculationChoice(off=True)
         case "prediction", str():
@@ -168,11 +177,33 @@ def _field(name: str, value: Any) -> Any:
         case "prediction", None:
             return None
         case "prediction", _:
-            return TokenPrediction(tuple(value))
+            return TokenPrediction(_several(name, value, f"text, or {IDS}"))
         case "session_id", _:
             return SessionId(value)
         case _:
             return value
+
+
+def _several(field: str, value: Any, allowed: str) -> tuple[Any, ...]:
+    """Return what can be gone through, and is no text, as a tuple."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(field, value, allowed)
+    return tuple(value)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple(dict(value).items())
+    except (TypeError, ValueError):
+        raise InvalidRequest("sampling.logit_bias", value, "biases by token id") from None
+
+
+def _mode(name: str) -> Mode | None:
+    if name == "auto":
+        return None
+    if name not in MODES:
+        raise InvalidRequest("mode", name, f"one of auto, {', '.join(MODES)}")
+    return MODES[name]
 
 
 def _prompt(prompt: Any) -> TextPrompt | TokenPrompt | ChatPrompt:
@@ -180,12 +211,12 @@ def _prompt(prompt: Any) -> TextPrompt | TokenPrompt | ChatPrompt:
         return prompt
     if isinstance(prompt, str):
         return TextPrompt(prompt)
-    parts = list(prompt)
+    parts = list(_several("prompt", prompt, PROMPTS))
     if parts and all(isinstance(part, ChatMessage | Mapping) for part in parts):
         return ChatPrompt(tuple(_message(index, part) for index, part in enumerate(parts)))
     if all(isinstance(part, int) for part in parts):
         return TokenPrompt(tuple(parts))
-    raise InvalidRequest("prompt", prompt, "text, token ids, or messages that are objects")
+    raise InvalidRequest("prompt", prompt, PROMPTS)
 
 
 def _message(index: int, message: Message) -> ChatMessage:
@@ -197,28 +228,59 @@ def _message(index: int, message: Message) -> ChatMessage:
     if unknown or "role" not in message:
         allowed = f"a role, and of the others {', '.join(sorted(names))}"
         raise InvalidRequest(f"messages[{index}]", ", ".join(sorted(unknown)) or "no role", allowed)
-    content = message.get("content") or ""
+    calls = _several(f"messages[{index}].tool_calls", message.get("tool_calls") or (), "calls of tools")
+    content = message.get("content")
+    if content is None and calls and message["role"] == "assistant":
+        content = ""
     if not isinstance(content, str):
-        raise InvalidRequest(f"messages[{index}].content", content, "text")
-    calls = message.get("tool_calls") or ()
+        allowed = "text, which may be missing only beside tool_calls of an assistant"
+        raise InvalidRequest(f"messages[{index}].content", content, allowed)
     return ChatMessage(
         role=message["role"],
         content=content,
         name=message.get("name") or "",
-        tool_calls=tuple(call if isinstance(call, ToolCall) else _call(call) for call in calls),
+        tool_calls=tuple(_call(index, call) for call in calls),
         tool_call_id=message.get("tool_call_id") or "",
         reasoning=message.get("reasoning") or message.get("reasoning_content") or "",
     )
 
 
-def _call(call: Mapping[str, Any]) -> ToolCall:
-    function = call.get("function") or {}
-    return ToolCall(function.get("name", ""), _json_text(function.get("arguments") or ""), call.get("id") or "")
+def _call(index: int, call: Any) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    function = call.get("function") or {} if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(f"messages[{index}].tool_calls", call, "objects with a function that has a name")
+    return ToolCall(
+        function.get("name", ""),
+        _json_text(f"messages[{index}].tool_calls", function.get("arguments") or ""),
+        call.get("id") or "",
+    )
 
 
-def _json_text(value: Any) -> Any:
+def _grammar(name: str, value: Any) -> Any:
+    """Return a grammar as text: a schema may be a value of JSON, choices have to be several texts."""
+    match name, value:
+        case "choices", _:
+            return _dumped(name, _several(name, value, "several texts"))
+        case "json_schema", str():
+            return value
+        case "json_schema", _:
+            return _dumped(name, value)
+        case _:
+            return value
+
+
+def _json_text(field: str, value: Any) -> Any:
     """Return JSON as text; texts and truth values stay."""
-    return value if value is None or isinstance(value, str | bool) else json.dumps(value)
+    return value if value is None or isinstance(value, str | bool) else _dumped(field, value)
+
+
+def _dumped(field: str, value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        raise InvalidRequest(field, value, "what JSON can say") from None
 
 
 # --- answers --------------------------------------------------------------------------------------------------------

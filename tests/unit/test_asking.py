@@ -143,6 +143,62 @@ def test_what_cannot_be_meant_is_refused_by_name(prompt: Any, parameters: dict[s
     assert refused.value.field == field
 
 
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a speculation that is none": ({"speculation": "maybe"}, "speculation", '"off"'),
+    "a mode that is none": ({"mode": "fast"}, "mode", "greedy"),
+    "a mode that is a number": ({"mode": 1}, "mode", "greedy"),
+    "a temperature in words": ({"temperature": "hot"}, "sampling.temperature", "a number"),
+    "log-probabilities in words": ({"logprobs": "a"}, "logprobs", "an integer in 0"),
+    "half a token": ({"max_tokens": 2.5}, "max_tokens", "an integer in 0"),
+    "a negative count": ({"max_tokens": -1}, "max_tokens", "an integer in 0"),
+    "a stop that is a number": ({"stop": 5}, "stop", "a text, or several"),
+    "stops of which one is a number": ({"stop": ["a", 5]}, "stop[1]", "text"),
+    "stop ids as one": ({"stop_token_ids": 5}, "stop_token_ids", "token ids"),
+    "a negative sample": ({"sample_index": -1}, "sample_index", "an integer in 0"),
+    "a negative wait": ({"max_wait_s": -1}, "max_wait_s", "a number in 0"),
+    "an endless wait": ({"max_wait_s": float("inf")}, "max_wait_s", "a number in 0"),
+    "a flag in words": ({"ignore_eos": "no"}, "ignore_eos", "true or false"),
+    "half a surrogate pair": ({"model": "\ud800"}, "model", "valid Unicode"),
+    "biases without ids": ({"logit_bias": 5}, "sampling.logit_bias", "biases by token id"),
+    "a bias of a word": ({"logit_bias": {"a": 1}}, "sampling.logit_bias", "an integer in 0"),
+    "an allowed word": ({"allowed_token_ids": ["a"]}, "sampling.allowed_token_ids[0]", "an integer in 0"),
+    "a schema that is no JSON": ({"json_schema": {"a": {1}}}, "json_schema", "what JSON can say"),
+    "an expression that is a number": ({"regex": 5}, "sampling.grammar.regex", "text"),
+    "choices as one text": ({"choices": "ab"}, "choices", "several texts"),
+    "a choice that is a number": ({"choices": [1]}, "sampling.grammar.choices[0]", "text"),
+    "a choice that JSON has no word for": ({"choices": [{1}]}, "choices", "what JSON can say"),
+    "a prediction that is a number": ({"prediction": 5}, "prediction", "text, or token ids"),
+    "a window in words": ({"speculation": SpeculationChoice(window="a")}, "speculation.window", "an integer"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", sorted(WRONG))
+def test_a_value_that_no_message_can_hold_is_refused_by_name_and_range(case: str) -> None:
+    parameters, field, allowed = WRONG[case]
+    with pytest.raises(InvalidRequest) as refused:
+        request_to_proto(made("x", **parameters))
+    assert refused.value.field == field
+    assert allowed in refused.value.allowed
+
+
+def test_a_mode_may_be_named_in_small_letters() -> None:
+    assert made("x", mode="coupled").mode is Mode.COUPLED
+    assert made("x", mode="auto").mode is None
+
+
+@pytest.mark.parametrize("message", [
+    {"role": "user"},
+    {"role": "user", "content": None},
+    {"role": "assistant"},
+    {"role": "tool", "tool_call_id": "c"},
+    {"role": "user", "tool_calls": [{"function": {"name": "f"}}]},
+], ids=str)  # fmt: skip
+def test_a_message_without_content_is_refused_unless_an_assistant_calls_tools(message: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="only beside tool_calls of an assistant") as refused:
+        made([{"role": "user", "content": ""}, message])
+    assert refused.value.field == "messages[1].content"
+
+
 def test_samples_differ_in_their_index_only() -> None:
     request = GenerationRequest(TextPrompt("x"), seed=3)
     assert samples_of(request, 3) == [dataclasses.replace(request, sample_index=index) for index in range(3)]
