@@ -22,17 +22,15 @@ from outrider.generation import (
 )
 from outrider.ids import Mode
 from outrider.messages import Grammar, GrammarKind, SamplingParams
+from outrider.parameters import BIAS, MAX_TOKENS, RANGES
 
 MAX_SEED = 2**64 - 1
 MAX_WAIT_S = 10**9
 """Longest wait that is sent; what a server allows is less."""
 
-COUNTS = {"max_tokens": "max_tokens", "num_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}
-"""Attributes of a request that may be unset, and what clients call them."""
 TEXTS = ("model", "session_id", "drafter", "request_id")
 FLAGS = ("ignore_eos", "processed_logprobs", "return_token_origin", "skip_special_tokens")
 FIGURES = ("gamma", "restart_gamma", "window", "max_gamma")
-NUMBERS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_p", "min_p")
 
 
 def require_fitting(request: GenerationRequest) -> None:
@@ -45,8 +43,9 @@ def require_fitting(request: GenerationRequest) -> None:
         _text(name, getattr(request, name))
     for name in FLAGS:
         _flag(name, getattr(request, name))
-    for name, field in COUNTS.items():
-        _whole_if_set(field, getattr(request, name))
+    _whole_if_set("max_tokens", request.max_tokens, allowed=MAX_TOKENS)
+    _whole_if_set("logprobs", request.num_logprobs)
+    _whole_if_set("prompt_logprobs", request.num_prompt_logprobs)
     _whole_if_set("seed", request.seed, MAX_SEED)
     _whole("sample_index", request.sample_index)
     _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -75,14 +74,15 @@ def _require_speculation(choice: Any) -> None:
 
 
 def _require_sampling(sampling: SamplingParams) -> None:
-    for name in NUMBERS:
-        _number(f"sampling.{name}", getattr(sampling, name))
-    for name in ("top_k", "min_tokens"):
-        _whole(f"sampling.{name}", getattr(sampling, name))
+    for name, allowed in RANGES.items():
+        if name != "top_k":
+            _number(f"sampling.{name}", getattr(sampling, name), allowed.allowed)
+    _whole("sampling.top_k", sampling.top_k, allowed=RANGES["top_k"].allowed)
+    _whole("sampling.min_tokens", sampling.min_tokens)
     _each("sampling.allowed_token_ids", sampling.allowed_token_ids, _whole)
     for token, bias in sampling.logit_bias:
         _whole("sampling.logit_bias", token)
-        _number("sampling.logit_bias", bias)
+        _number("sampling.logit_bias", bias, BIAS)
     if sampling.grammar is not None:
         _require_grammar(sampling.grammar)
 
@@ -151,19 +151,19 @@ def _flag(field: str, value: Any) -> None:
     CLIENT.require(isinstance(value, bool), field, value, "true or false")
 
 
-def _number(field: str, value: Any) -> None:
-    CLIENT.require(isinstance(value, Real) and not isinstance(value, bool), field, value, "a number")
+def _number(field: str, value: Any, allowed: str = "a number") -> None:
+    CLIENT.require(isinstance(value, Real) and not isinstance(value, bool), field, value, allowed)
 
 
-def _whole(field: str, value: Any, low: int = 0, high: int = MAX_INT) -> None:
-    allowed = f"an integer in {low} .. {high}"
-    CLIENT.require(isinstance(value, Integral) and not isinstance(value, bool), field, value, allowed)
-    CLIENT.integer(field, value, low, high)
+def _whole(field: str, value: Any, low: int = 0, high: int = MAX_INT, allowed: str = "") -> None:
+    allowed = allowed or f"an integer in {low} .. {high}"
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    CLIENT.require(is_whole and low <= value <= high, field, value, allowed)
 
 
-def _whole_if_set(field: str, value: Any, high: int = MAX_INT) -> None:
+def _whole_if_set(field: str, value: Any, high: int = MAX_INT, allowed: str = "") -> None:
     if value is not None:
-        _whole(field, value, 0, high)
+        _whole(field, value, 0, high, allowed)
 
 
 def _each(field: str, values: Iterable[Any], check: Callable[[str, Any], None]) -> None:
