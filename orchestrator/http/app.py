@@ -14,6 +14,9 @@ from orchestrator.http.static import Page
 PAGE = Path(__file__).parent / "page"
 """The web page's files, served at / where they are."""
 
+ABOUT = "OpenAI's API, and a view of the cluster. A large language model, served faster by drafts; its text is its own."
+"""What the schema says of all this."""
+
 
 def make_app(front: Front) -> FastAPI:
     """Return the application.
@@ -22,7 +25,7 @@ def make_app(front: Front) -> FastAPI:
         front: what it answers with.
     """
     # Its own pages of documentation would load scripts from elsewhere; the schema is at /openapi.json.
-    app = FastAPI(title="Outrider", version="1", docs_url=None, redoc_url=None, description=__doc__ or "")
+    app = FastAPI(title="Outrider", version="1", docs_url=None, redoc_url=None, description=ABOUT)
     app.state.front, app.state.live = front, live.Live(front)
     errors.install(app)
     app.include_router(health.router)

@@ -3,15 +3,16 @@
 Every request is encoded as gRPC's and decoded again: one set of checks, one set of ranges, for both doors.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from orchestrator.http.invalid import missing, no_such_field
 from orchestrator.http.schema import (
     IGNORED,
     MAX_ANSWERS,
+    OF_ANSWERS,
     REFUSED,
     ChatRequest,
     CompletionRequest,
@@ -158,8 +159,7 @@ def _check_others(body: Sampled) -> None:
             if value not in harmless and not (name == "best_of" and value == (body.n or 1)):
                 raise InvalidRequest(name, value, f"nothing: not supported ({why})")
             continue
-        close = difflib.get_close_matches(name, type(body).model_fields, 1)
-        raise InvalidRequest(name, value, f"no such field{f'; did you mean {close[0]}?' if close else ''}")
+        raise no_such_field(name, value, type(body).model_fields)
 
 
 # --- parts of both ------------------------------------------------------------------------------------------------
@@ -335,7 +335,13 @@ def _json(value: Callable[[], Any]) -> str:
 
 
 def _message(field: str, message: Message) -> ChatMessage:
+    for name, value in (message.model_extra or {}).items():
+        if value is not None and name not in OF_ANSWERS:
+            raise no_such_field(f"{field}.{name}", value, Message.model_fields)
     calls = message.tool_calls or ()
+    silent = message.role == "assistant" and (calls or message.reasoning_content)
+    if message.content is None and not silent:
+        raise missing(f"{field}.content", "a text; an assistant's message with tool_calls may do without")
     return ChatMessage(
         role=message.role,
         content=_said(f"{field}.content", message.content),
@@ -352,9 +358,9 @@ def _forced_call(body: ChatRequest, tools: list[Tool] | None, *, calls_known: bo
     if choice in (None, "none", "auto"):
         return None
     if not tools:
-        raise InvalidRequest("tool_choice", choice, "nothing, none or auto where there are no tools")
+        raise InvalidRequest("tool_choice", _shown(choice), "nothing, none or auto where there are no tools")
     if not calls_known:
-        raise InvalidRequest("tool_choice", choice, "none or auto: it is not known how this model writes calls")
+        raise InvalidRequest("tool_choice", _shown(choice), "none or auto: it is not known how this model writes calls")
     named = choice.function.name if isinstance(choice, ToolChoice) else None
     allowed = [tool for tool in tools if named in (None, tool.function.name)]
     if not allowed:
@@ -362,6 +368,11 @@ def _forced_call(body: ChatRequest, tools: list[Tool] | None, *, calls_known: bo
     calls = {"anyOf": [_call_schema(tool) for tool in allowed], "x-guidance": COMPACT}
     lark = f'start: "{TOOL_START}\\n" call "\\n{TOOL_END}"\ncall: %json {json.dumps(calls)}\n'
     return Grammar(GrammarKind.LARK, lark)
+
+
+def _shown(choice: str | ToolChoice | None) -> object:
+    """Return a choice as the client wrote it."""
+    return choice.model_dump() if isinstance(choice, ToolChoice) else choice
 
 
 def _call_schema(tool: Tool) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from orchestrator.http.front import front_of
+from orchestrator.http.invalid import invalid
 from outrider.errors import (
     Code,
     HandedOver,
@@ -80,9 +80,6 @@ PARAMS = {
     "prediction.text": "prediction.content",
 }
 """First parts of the names of gRPC's fields, and what the same are called here; "sampling." is left out."""
-
-_LABEL = re.compile(r"^(str|int|float|bool|none)$|[\[\]()\-]|^[A-Z]")
-"""What the place of an error has for the members of a union; a field's name never looks like that."""
 
 _UNAVAILABLE_RETRY_S = 1.0
 
@@ -157,7 +154,7 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     """Tell the first field that is wrong, and count the call as refused."""
     if not isinstance(error, RequestValidationError):
         raise error
-    found = invalid(error)
+    found = invalid(error.errors(), request.headers.get("content-type", ""))
     desk = front_of(request).desk
     if desk is None:
         return answer(found)
@@ -166,17 +163,6 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
             raise found
     except InvalidRequest:
         return answer(found)
-
-
-def invalid(error: RequestValidationError) -> InvalidRequest:
-    """Return the first of the errors that a body or a parameter has."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return InvalidRequest("body", f"character {first['loc'][-1]}", f"JSON ({first['ctx']['error']})")
-    place = [part for part in first["loc"][1:] if not (isinstance(part, str) and _LABEL.search(part))]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    allowed = str(first["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
-    return InvalidRequest(field or "body", "nothing" if first["type"] == "missing" else first.get("input"), allowed)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:

@@ -56,6 +56,20 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Fields that would change the answer and are not supported: values that mean nothing, and what to do instead."""
 
+OF_ANSWERS = (
+    "refusal", "annotations", "audio", "function_call", "reasoning", "reasoning_details", "thinking_blocks", "parsed",
+    "provider_specific_fields", "id", "status", "cache_control",
+)  # fmt: skip
+"""Fields of messages that servers and client packages add to answers, and that come back with them: ignored."""
+
+
+def _of_answers(schema: dict[str, Any]) -> None:
+    """Show in the schema that nothing else is taken, and what of an earlier answer is taken and ignored."""
+    schema["additionalProperties"] = False
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        properties.update({name: {"description": "Ignored."} for name in OF_ANSWERS})
+
 
 def _with_known(schema: dict[str, Any]) -> None:
     """Show in the schema that nothing else is taken, and what is taken and ignored."""
@@ -197,8 +211,10 @@ class Call(Loose):
     function: CalledFunction
 
 
-class Message(Loose):
+class Message(BaseModel):
     """One message of a conversation."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_of_answers)
 
     role: StrictStr
     content: Content | None = None
@@ -239,15 +255,16 @@ class ToolChoice(Loose):
     function: ChosenFunction
 
 
-class JsonSchema(Loose):
+class JsonSchema(Strict):
     """A named JSON schema."""
 
     name: StrictStr | None = None
+    description: StrictStr | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: StrictBool | None = None
 
 
-class ResponseFormat(Loose):
+class ResponseFormat(Strict):
     """What the answer must be."""
 
     type: Literal["text", "json_object", "json_schema"]

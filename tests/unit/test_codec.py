@@ -369,8 +369,9 @@ def test_a_range_is_told_in_one_sentence_wherever_and_on_whichever_side_it_is_le
     field: str, values: tuple[float, ...], allowed: str
 ) -> None:
     for value in values:
+        given: dict[str, Any] = {field: value}
         with pytest.raises(InvalidRequest) as at_the_door:
-            generation.request_from_proto(a_request(sampling=SamplingPb(**{field: value})))
+            generation.request_from_proto(a_request(sampling=SamplingPb(**given)))
         with pytest.raises(InvalidRequest) as at_the_worker:
-            validate(SamplingParams(**{field: value}), 10)
+            validate(SamplingParams(**given), 10)
         assert at_the_door.value.allowed == at_the_worker.value.allowed == allowed

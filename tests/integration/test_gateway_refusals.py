@@ -1,0 +1,31 @@
+"""What the HTTP door says of requests that it, or the sessions behind it, refuse: by the names the client used."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster_bench import Bench
+from tests.integration.http_door import Door, door
+
+
+@pytest.fixture(scope="module")
+async def shared(valkey_url: str) -> AsyncIterator[Door]:
+    """A cluster that no test harms."""
+    async with Bench(valkey_url) as bench, door(bench, drafts=False) as opened:
+        yield opened
+
+
+async def test_a_body_sent_as_a_form_is_told_which_content_type_is_meant(shared: Door) -> None:
+    for headers in ({"content-type": "application/x-www-form-urlencoded"}, {}):
+        response = await shared.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "content-type"
+        assert error["message"].endswith("expected application/json")
+
+
+async def test_the_schema_speaks_to_clients_and_has_no_further_fields_of_messages(shared: Door) -> None:
+    schema: Any = (await shared.http.get("/openapi.json")).json()
+    assert schema["info"]["description"].startswith("OpenAI's API")
+    assert schema["components"]["schemas"]["Message"]["additionalProperties"] is False

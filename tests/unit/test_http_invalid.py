@@ -1,0 +1,98 @@
+"""What clients are told of bodies that are no requests: the field they sent, and what it may hold."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.http.asking import chat_asked
+from orchestrator.http.invalid import STRICT, invalid
+from orchestrator.http.schema import ChatRequest, CompletionRequest, Strict
+from outrider.errors import InvalidRequest
+
+SAID = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def refused(model: type[BaseModel], body: Any, content_type: str = "application/json") -> InvalidRequest:
+    """Return what is said of a body that has no request's shape; its place begins with the body, as in the door."""
+    with pytest.raises(ValidationError) as found:
+        model.model_validate(body)
+    return invalid([{**error, "loc": ("body", *error["loc"])} for error in found.value.errors()], content_type)
+
+
+def refused_chat(*messages: dict[str, Any]) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as found:
+        chat_asked(ChatRequest(messages=list(messages)), "m", calls_known=True)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompt is missing; expected a value"),
+        ({"prompt": "x", "outrider": {"gama": 3}}, "outrider.gama: there is no such field; did you mean gamma?"),
+        (
+            {"prompt": "x", "structured_outputs": {"regexp": "a"}},
+            "structured_outputs.regexp: there is no such field; did you mean regex?",
+        ),
+        (
+            {"prompt": "x", "structured_outputs": {"jsn": "a"}},
+            "structured_outputs.jsn: there is no such field; did you mean json?",
+        ),
+        ({"prompt": "x", "outrider": {"Zzz": 1}}, "outrider.Zzz: there is no such field"),
+        ({"prompt": "x", "stop": 5}, "stop: 5 is not allowed; expected a string or a list"),
+        ({"prompt": "x", "outrider": 5}, "outrider: 5 is not allowed; expected an object"),
+        ({"prompt": "x", "ignore_eos": "no"}, "ignore_eos: 'no' is not allowed; expected true or false"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_in_plain_words(body: Any, message: str) -> None:
+    assert refused(CompletionRequest, body).message == message
+
+
+def test_a_conversation_without_messages_is_told_so() -> None:
+    assert refused(ChatRequest, {"messages": []}).message.endswith("[] is not allowed; expected at least 1 of them")
+
+
+def test_every_object_without_further_fields_has_its_names_at_hand() -> None:
+    assert set(Strict.__subclasses__()) == set(STRICT.values())
+
+
+def test_a_body_of_another_kind_is_refused_by_the_header_that_says_so() -> None:
+    error = refused(CompletionRequest, b'{"prompt": "x"}', "application/x-www-form-urlencoded")
+    assert error.field == "content-type"
+    assert error.message.endswith("'application/x-www-form-urlencoded' is not allowed; expected application/json")
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_field_of_a_message_is_refused_with_the_field_it_may_be() -> None:
+    error = refused_chat(SAID, {"role": "user", "contents": "x"})
+    assert error.field == "messages[1].contents"
+    assert error.message.endswith("did you mean content?")
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+@pytest.mark.parametrize("rest", [{}, {"content": None}], ids=["unset", "null"])
+def test_a_message_that_says_nothing_is_refused(role: str, rest: dict[str, Any]) -> None:
+    assert refused_chat({"role": role, **rest}).field == "messages[0].content"
+
+
+def test_only_an_assistant_with_calls_or_thoughts_may_say_nothing() -> None:
+    assert refused_chat({"role": "user", "tool_calls": [CALL]}).field == "messages[0].content"
+    for rest in ({"tool_calls": [CALL]}, {"reasoning_content": "hm"}):
+        message: Any = {"role": "assistant", "content": None, **rest}
+        chat_asked(ChatRequest(messages=[SAID, message]), "m", calls_known=True)
+
+
+def test_an_answer_of_this_server_or_another_can_be_sent_back_as_it_came() -> None:
+    message: Any = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "audio": None, "odd": None}
+    chat_asked(ChatRequest(messages=[SAID, message]), "m", calls_known=True)
+
+
+def test_a_tool_choice_is_shown_as_it_was_sent() -> None:
+    chosen: Any = {"type": "function", "function": {"name": "add"}}
+    with pytest.raises(InvalidRequest) as found:
+        chat_asked(ChatRequest(messages=[SAID], tool_choice=chosen), "m", calls_known=True)
+    assert "{'type': 'function', 'function': {'name': 'add'}} is not allowed" in found.value.message
