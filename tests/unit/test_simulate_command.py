@@ -1,6 +1,8 @@
 """`outrider simulate`: what it reads, what it answers, and what it refuses."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from simulator.command import Given, doubling, steps
 from simulator.measured import DEFAULTS, Measured, by_rows, read
 from simulator.memory import GIB, needs, sessions_that_fit, shape_of
 from simulator.memory_command import Sizes, memory
-from simulator.setting import Fleet, Prices
+from simulator.setting import Fleet, Prices, Setting, ZoneLoss
 
 QUICK = {"seconds": 3.0, "warm_up_s": 1.0, "prompt": 10, "tokens": 32}
 
@@ -73,6 +75,24 @@ def test_the_loss_of_a_zone_is_told_in_figures(capsys: pytest.CaptureFixture[str
     assert found["before"] > 1.2 * found["after"]
     command.zone(lose=1, at=3.0, given=given(**options))
     assert "sessions moved" in shown(capsys)
+
+
+def described(line: str) -> Setting:
+    """What a command line would simulate, without simulating it."""
+    _, bound, *_ = command.app.parse_args(shlex.split(line)[2:], exit_on_error=False, print_error=False)
+    said = bound.arguments.get("given", command.GIVEN)
+    if "zone" not in line.split():
+        return said.setting()  # type: ignore[no-any-return]
+    at_s = bound.arguments.get("at", said.warm_up_s + said.seconds / 2)
+    return said.setting(ZoneLoss(bound.arguments["lose"], at_s))  # type: ignore[no-any-return]
+
+
+def test_every_command_of_the_page_on_sizing_can_be_run_as_it_stands() -> None:
+    page = (Path(__file__).parents[2] / "docs/sizing.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^(?:\| .* \| `)?(outrider simulate [^`\n]*-[^`\n]*)", page, re.MULTILINE)
+    settings = {line: described(line) for line in lines}
+    assert len(settings) >= 10
+    assert {setting.load.sessions for setting in settings.values()} > {8, 16, 32, 64}
 
 
 def test_a_part_stands_for_the_whole() -> None:
