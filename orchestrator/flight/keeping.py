@@ -71,8 +71,12 @@ class Flights:
         self._ended: deque[Flight] = deque(maxlen=MAX_ENDED)
 
     def begin(self, session_id: SessionId, fence: int, committer: Committer) -> Flight:
-        """Start the record of a generation."""
-        flight = Flight(session_id, fence, Recorder(committer, self.settings.num_events, time.monotonic))
+        """Start the record of a generation; an empty one where none could be written.
+
+        What is kept for nothing costs pauses: the collector of garbage looks at hundreds of objects per round.
+        """
+        num_events = self.settings.num_events if self.settings.folder else 0
+        flight = Flight(session_id, fence, Recorder(committer, num_events, time.monotonic))
         self._running.add(flight)
         return flight
 
@@ -82,6 +86,8 @@ class Flights:
             return
         self._running.discard(flight)
         flight.outcome = outcome
+        if len(self._ended) == MAX_ENDED:
+            self._ended.popleft().recorder.forget()
         self._ended.append(flight)
         if error is not None and not isinstance(error, NO_FAULT):
             await self._write([flight], "error")

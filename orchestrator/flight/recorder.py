@@ -72,6 +72,10 @@ class Recorder:
         """What is recorded, copied, the oldest first."""
         return [Segment(segment.state, list(segment.entries)) for segment in self._segments]
 
+    def forget(self) -> None:
+        """Let go of what is recorded at once, whoever still holds the recorder."""
+        self._segments.clear()
+
     def take(
         self, start: int, token_ids: Sequence[int], kinds: Sequence[TokenKind], logprobs: Sequence[TokenLogprobs]
     ) -> Outcome:

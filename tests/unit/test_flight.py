@@ -186,15 +186,25 @@ async def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_recorded() -> None:
-    _, flight, said = flown(FlightSettings(num_events=0))
-    assert flight.recorder.segments == []
-    assert said == flown()[2]
+    for settings in (FlightSettings(num_events=0, folder="some"), FlightSettings()):
+        _, flight, said = flown(settings)
+        assert flight.recorder.segments == []
+        assert said == flown(FlightSettings(folder="some"))[2]
+
+
+async def test_what_ended_long_ago_is_let_go_of_whoever_holds_it(tmp_path: Path) -> None:
+    flights, first, _ = flown(FlightSettings(folder=str(tmp_path)))
+    await flights.end(first, "stop", None)
+    for number in range(MAX_ENDED):
+        assert first.recorder.segments, number
+        await flights.end(flights.begin(SessionId(f"s{number}"), 1, Words()), "stop", None)
+    assert first.recorder.segments == []
 
 
 def test_recording_changes_no_command_and_no_state() -> None:
     plan = Plan(FENCE, 0, PROMPT, (TokenClass.PROMPT,) * 4, 40, ON, 1.0)
     alone = Rounds(plan, Words())
-    assert [command for event in eventful() for command in alone.step(event)] == flown()[2]
+    assert [command for event in eventful() for command in alone.step(event)] == flown(FlightSettings(folder="some"))[2]
 
 
 # --- files --------------------------------------------------------------------------------------------------------
