@@ -16,7 +16,7 @@ from statistics import fmean, median
 
 from orchestrator.figures import Round
 from orchestrator.pass_costs import PassCosts
-from orchestrator.priors import Prior
+from orchestrator.priors import MIN_WORTH, Prior
 from outrider.ahead import ahead_rate
 from outrider.gamma import AlphaEstimator, Costs, pipelined_rate, plain_rate, sequential_rate
 from outrider.ids import TokenKind
@@ -26,6 +26,12 @@ WINDOW = 64
 """Measurements that count."""
 MIN_DRAFTING = 8
 """Rounds of a session's own that say how much of its text nobody drafts."""
+UNLIKE = 3.0
+"""Standard deviations by which a text that is unlike the earlier ones differs from what they lead to expect."""
+UNLIKE_TESTS = 3
+"""Tests that it takes to tell."""
+CLEAR = 0.05
+"""Nearer to 0 or 1 no prior is taken to be when a text is compared with it: nothing is that sure."""
 MIN_LOAD = 2.0
 """Sessions in a pass from which on they are neighbours."""
 
@@ -40,6 +46,10 @@ class Pace:
         self.draft_s = 0.0
         self.sort = ""
         """Of the drafter."""
+        self.is_unlike = False
+        """Whether this text has been found to be unlike the earlier ones: then they tell little of it."""
+        self.lost_s = 0.0
+        """What the rounds of trials took longer than passes that wait for nobody."""
         self._judged = (0, 0)
         """Tokens accepted and tested of this drafter."""
         self._trips_s: deque[float] = deque(maxlen=WINDOW)
@@ -59,6 +69,16 @@ class Pace:
     def num_rounds(self) -> int:
         """Rounds with drafting that count, at most `WINDOW`."""
         return len(self._drafting)
+
+    @property
+    def num_tests(self) -> int:
+        """Tests of this drafter by this session."""
+        return self._judged[1]
+
+    @property
+    def num_undrafted(self) -> int:
+        """Tokens that this drafter had nothing for while drafting was on, lately."""
+        return sum(plain for _, plain in self._drafting)
 
     @property
     def undrafted_share(self) -> float:
@@ -81,7 +101,7 @@ class Pace:
         """Begin with a drafter: believe of it what earlier sessions have measured."""
         self.sort = sort
         prior = self.prior
-        self._judged = (0, 0)
+        self._judged, self.lost_s, self.is_unlike = (0, 0), 0.0, False
         self.alpha = prior.estimator() if prior.num_tests else AlphaEstimator()
         self.draft_s = prior.draft_s
 
@@ -123,6 +143,8 @@ class Pace:
         if tested:
             self.alpha = self.alpha.observe(committed.num_accepted, tested)
             self._judged = (self._judged[0] + committed.num_accepted, self._judged[1] + tested)
+            if not self.is_unlike and self._differs():
+                self.is_unlike, self.alpha = True, replace(self.alpha, prior_tests=MIN_WORTH)
         if committed.verify_s > 0.0:
             self._verify_s.append(committed.verify_s)
             self.passes.observe(committed.num_rows, committed.verify_s)
@@ -134,8 +156,21 @@ class Pace:
             self.passes.note(now_s, self._loads[-1], waited_s if tested else None, (committed.num_accepted, tested))
         if waited_s is not None:
             (self._waits_s if tested else self._undrafted_waits_s).append(waited_s)
+            if plan.ahead and plan.gamma == 1:
+                more_s = self.draft_s - (committed.verify_s if committed.from_ahead else 0.0) if tested else 0.0
+                self.lost_s += max(0.0, waited_s + more_s)
         if plan.enabled and committed.kinds:
             self._drafting.append((len(committed.kinds), committed.kinds.count(TokenKind.PLAIN)))
+
+    def _differs(self) -> bool:
+        """Whether this text differs from earlier sessions' by more than chance explains."""
+        accepted, tested = self._judged
+        worth = self.alpha.prior_tests
+        if tested < UNLIKE_TESTS or not self.prior.is_known:
+            return False
+        expected = min(1.0 - CLEAR, max(CLEAR, self.alpha.prior_alpha))
+        spread = sqrt(expected * (1.0 - expected) * (1.0 / tested + 1.0 / worth))
+        return abs(accepted / tested - expected) > UNLIKE * spread
 
     def observe_trip(self, trip_s: float) -> None:
         """Take a round trip without any wait for a pass."""

@@ -18,6 +18,10 @@ LEAST_GAIN = 1.02
 """What drafting must promise of plain decoding's tokens per second: with less it only keeps the draft worker busy."""
 TRIAL_TESTS = 24
 """Tests after which a trial ends, whatever is still open."""
+FIRST_TESTS = 8
+"""Tests that every session makes of its drafter, whatever earlier ones say: its text may be quite unlike theirs."""
+FIRST_PASSES = 2.0
+"""Passes that those may cost where they are not free: 2 % of an answer of 100 tokens."""
 DOUBT = 1.3
 """Standard deviations of alpha that a trial gives a drafter the benefit of."""
 FREE = 0.985
@@ -117,14 +121,17 @@ class Planner:
         """Return the tokens per second of a plan for a session by itself, in those of plain decoding."""
         return self._pace.rate(plan, costs, hoped_alpha) / self._pace.rate(PLAIN, costs)
 
-    def is_open(self, costs: Costs, num_tests: int) -> bool:
-        """Whether a trial could still find out something, and costs nothing.
+    def owes_trial(self, costs: Costs) -> bool:
+        """Whether the session has yet to make the tests that it makes whatever earlier sessions say."""
+        bare = self._pace.without_waits(costs)
+        extra_s = max(0.0, bare.draft_s + bare.round_trip_s - bare.pass_s(1))
+        # Beside others a row that nobody drafts for is one that the division could have made more of.
+        made = self._pace.num_tests + (self._pace.num_undrafted if self.is_beside else 0)
+        return made < FIRST_TESTS and self._pace.lost_s + extra_s <= FIRST_PASSES * bare.pass_s(1)
 
-        Args:
-            costs: from `costs`.
-            num_tests: made so far.
-        """
-        if num_tests >= TRIAL_TESTS or self.gain(TRIAL, costs) < FREE:
+    def is_open(self, costs: Costs) -> bool:
+        """Whether a trial could still find out something, and costs nothing; `costs` are those of `costs`."""
+        if self._pace.num_tests >= TRIAL_TESTS or self.gain(TRIAL, costs) < FREE:
             return False
         hoped = min(1.0, self._pace.alpha.alpha + DOUBT * self._pace.deviation)
         return any(self.gain(plan, costs, hoped) > GAIN for plan in self.drafting(costs, hoped))

@@ -2,7 +2,7 @@
 
 How often tokens are accepted differs between texts more than chance explains, by little with some drafters and by a lot
 with others. So a prior is a beta distribution: its mean is that of all sessions, and it is worth the more tests the
-more alike they were. A new session of a drafter whose sessions are all alike needs no trial of its own.
+more alike they were. A new session makes a short trial all the same (`orchestrator.plans`).
 It sees rates and times only, never tokens.
 """
 

@@ -11,9 +11,11 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
   a drafter may be prefilling a long prompt. One that ran out counts as a restart of twice its length, so that a
   patience too short for its drafter grows; but a drafter of which nothing has come yet is given less each time, once
   it has had the time that reading the session takes on a slow machine;
-* a session believes of its drafter what earlier sessions of the verifier have measured (`orchestrator.priors`), so most
-  need no trial. Where that leaves it open, a trial is one token at a time behind a pass that does not wait for it
-  (`outrider.ahead`), which costs neither rows nor time if the drafter is quicker than a pass;
+* a session begins with what earlier sessions of the verifier have measured of its drafter (`orchestrator.priors`), but
+  no session goes without a trial of its own because of them: its text may be quite unlike theirs. A trial is one token
+  at a time behind a pass that does not wait for it (`outrider.ahead`), which costs neither rows nor time if the drafter
+  is quicker than a pass, and is over after two passes' time if not. Where what it finds is more than chance explains,
+  the earlier sessions count for nearly nothing;
 * beside others, how many rows a session has is not its own choice: `orchestrator.company` divides them;
 * where the policy says not to draft at all, a probe of the same kind keeps its inputs alive, every `PROBE_EVERY` tokens
   at first, and half as often after every one that was in vain, but at once where far fewer sessions share the passes
@@ -70,9 +72,11 @@ PATIENCE_FACTOR = 3.0
 BELOW_PLAIN = "below_plain"
 PASSES_FULL = "passes_full"
 EARLIER_SESSIONS = "earlier_sessions"
-REASONS = (BELOW_PLAIN, PASSES_FULL, EARLIER_SESSIONS)
+NOTHING_DRAFTED = "nothing_drafted"
+REASONS = (BELOW_PLAIN, PASSES_FULL, EARLIER_SESSIONS, NOTHING_DRAFTED)
 """Why nothing is drafted: this session measured that plain decoding is faster; it would not be, but rows of the passes
-that others share bring more elsewhere; earlier sessions of the drafter have measured it, so it was never tried here."""
+that others share bring more elsewhere; earlier sessions of the drafter have measured it, and a trial would cost too
+much; the drafter had nothing in time for what was said here so far, so nothing of it could be tested."""
 Limits = plans.Limits
 
 
@@ -256,6 +260,15 @@ class Tuning:
         elif self._rounds % STRIDE == 0 and self._num_tests >= MIN_TESTS:
             self._set_patience()
             self._choose(now_s)
+        elif self.speculation == TRIAL and self._is_settled():
+            self._choose(now_s)
+
+    def _is_settled(self) -> bool:
+        """Whether a trial need not wait for the next look: it costs too much, or the text is unlike earlier ones."""
+        costs = self._planner.costs()
+        if costs is None:
+            return False
+        return self.pace.is_unlike or (self.pace.lost_s > 0.0 and not self._planner.owes_trial(costs))
 
     def _set_patience(self) -> None:
         """Follow the measured restarts; changes under a fifth are not worth a message."""
@@ -270,7 +283,7 @@ class Tuning:
         """Choose before anything was measured here; a trial where earlier sessions leave it open."""
         self._set(self._best_or_trial(costs, now_s))
         if not self.speculation.enabled:
-            self._note_off(now_s, EARLIER_SESSIONS)
+            self._note_off(now_s, self._why_off(costs))
 
     def _choose(self, now_s: float) -> None:
         """Take the policy's plan where it is clearly better than the present one."""
@@ -280,23 +293,33 @@ class Tuning:
         plan = self._best_or_trial(costs, now_s)
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
             return
-        margin = GAIN if plan.enabled else OFF_GAIN
+        off = not _is_earnest(plan)
+        # A trial takes the place of no drafts at all. One that is over only keeps the draft worker busy.
+        promise, margin = (1.0, OFF_GAIN) if off else (planner.gain(plan, costs), GAIN)
         # Beside others the division has its own margins: what all gain by it is not this session's alone.
-        better = planner.is_beside or planner.gain(plan, costs) > margin * planner.gain(present, costs)
+        better = planner.is_beside or (off and present == TRIAL) or promise > margin * planner.gain(present, costs)
         if plan != present and better:
             self._plain_tokens = 0
             if not plan.enabled:
-                gains = max(planner.gain(each, costs) for each in planner.drafting(costs))
-                self._note_off(now_s, PASSES_FULL if planner.is_beside and gains > 1.0 else BELOW_PLAIN)
+                self._note_off(now_s, self._why_off(costs))
             elif self._in_earnest and not _is_earnest(plan):
                 self._off_since_s = now_s
             self._set(plan)
 
     def _best_or_trial(self, costs: Costs, now_s: float) -> Speculation:
         plan = self._planner.best(costs, now_s)
-        if not plan.enabled and self._planner.is_open(costs, self._num_drafts_tested):
+        if not plan.enabled and (self._planner.owes_trial(costs) or self._planner.is_open(costs)):
             return self._planner.pinned(TRIAL)
         return plan
+
+    def _why_off(self, costs: Costs) -> str:
+        """Return why the best is not to draft."""
+        planner = self._planner
+        if planner.is_beside and max(planner.gain(each, costs) for each in planner.drafting(costs)) > 1.0:
+            return PASSES_FULL
+        if self.pace.num_tests:
+            return BELOW_PLAIN
+        return NOTHING_DRAFTED if self.pace.num_undrafted else EARLIER_SESSIONS
 
     def _note_off(self, now_s: float, reason: str) -> None:
         self.reason, self._off_since_s, self._off_load = reason, now_s, self.pace.load()

@@ -6,7 +6,7 @@ from orchestrator.figures import Round
 from orchestrator.pace import Pace
 from orchestrator.pass_costs import MAX_VERIFIERS, CostsByVerifier, PassCosts
 from orchestrator.plans import TRIAL
-from orchestrator.tuning import EARLIER_SESSIONS, PROBE_EVERY, PROBE_LIMIT, Limits, Tuning
+from orchestrator.tuning import EARLIER_SESSIONS, NOTHING_DRAFTED, PROBE_EVERY, PROBE_LIMIT, Limits, Tuning
 from outrider.gamma import PLAIN, Costs, best_plan, plain_rate, sequential_rate
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind, WorkerId
@@ -135,7 +135,7 @@ def test_a_drafter_that_only_makes_the_verifier_wait_is_switched_off() -> None:
     session = Lonely(0.031)
     for _ in range(16):
         session.round()
-    assert session.tuning.speculation == PLAIN
+    assert (session.tuning.speculation, session.tuning.reason) == (PLAIN, NOTHING_DRAFTED)
 
 
 def test_waiting_that_hardly_matters_switches_nothing_off_that_has_a_pass_to_itself() -> None:
@@ -158,15 +158,15 @@ def test_a_probe_without_guesses_ends() -> None:
     assert not on[-1]
 
 
-def full_house(accepted: int, tested: int, num_sessions: int = 8) -> PassCosts:
+def full_house(accepted: int, tested: int, num_sessions: int = 8, trip_s: float = 0.002) -> PassCosts:
     """Return the costs of a verifier whose sessions fill its passes, and whose drafts are accepted so often."""
     passes = measured()
     for _ in range(num_sessions):
         passes.company.join()
         pace = Pace(passes)
         for _ in range(10):
-            pace.observe(drafted(accepted, tested, 32), Speculation(4, 4, 4), 0.05, 9.5)
-            pace.observe_trip(0.002)
+            pace.observe(drafted(accepted, tested, 32), Speculation(4, 4, 4), max(0.05, trip_s), 9.5)
+            pace.observe_trip(trip_s)
         pace.leave()
     return passes
 
@@ -178,8 +178,9 @@ def begun(passes: PassCosts, now_s: float, choice: SpeculationChoice | None = No
 
 
 def test_a_session_beside_others_begins_with_what_they_have_seen() -> None:
-    lost = begun(full_house(0, 4), 10.0)
-    assert (lost.speculation, lost.reason) == (PLAIN, EARLIER_SESSIONS)
+    assert begun(full_house(0, 4), 10.0).speculation == TRIAL, "its text may be quite unlike theirs"
+    lost = begun(full_house(0, 4, trip_s=0.2), 10.0)
+    assert (lost.speculation, lost.reason) == (PLAIN, EARLIER_SESSIONS), "a trial would take too long"
     assert begun(full_house(4, 4), 10.0).speculation.gamma > 1
 
 
