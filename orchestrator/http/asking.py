@@ -5,10 +5,11 @@ Every request is encoded as gRPC's and decoded again: one set of checks, one set
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from orchestrator.http.invalid import missing, no_such_field
+from orchestrator.http.grammars import grammar_of, grammars
+from orchestrator.http.invalid import missing, no_such_field, renamed
 from orchestrator.http.schema import (
     IGNORED,
     MAX_ANSWERS,
@@ -61,6 +62,8 @@ class Asked:
     echoes: bool = False
     parses_calls: bool = False
     """Whether calls of tools are looked for in the text."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """By the sessions' names of fields: those the client used for what it sent."""
 
 
 def chat_asked(body: ChatRequest, model: str, *, calls_known: bool) -> Asked:
@@ -128,15 +131,33 @@ def _asked(body: Sampled, requests: list[GenerationRequest], **rest: Any) -> Ask
         raise InvalidRequest("outrider.session_id", body.outrider.session_id, "nothing where several answers are asked")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options", "an object", "nothing where stream is not true")
-    checked = [_checked(request) for request in requests]
+    names = _names(body)
+    checked = [_checked(request, names) for request in requests]
     samples = tuple(replace(each, sample_index=index) for each in checked for index in range(num_samples))
     includes_usage = body.stream_options is not None and body.stream_options.include_usage
-    return Asked(samples, num_samples, bool(body.stream), includes_usage, **rest)
+    return Asked(samples, num_samples, bool(body.stream), includes_usage, names=names, **rest)
 
 
-def _checked(request: GenerationRequest) -> GenerationRequest:
+def _names(body: Sampled) -> dict[str, str]:
+    """Return by which names a client has sent what goes to the sessions under another."""
+    names = {"sampling.logit_bias": "logit_bias"}
+    given = list(grammars(body))
+    if given:
+        names["sampling.grammar"] = given[0]
+    if isinstance(body, ChatRequest):
+        names |= {"logprobs": "top_logprobs", "prompt": "messages"}
+        if body.tool_choice not in (None, "none", "auto"):
+            names["sampling.grammar"] = "tools"  # of which the call that must be made is one
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+    return names
+
+
+def _checked(request: GenerationRequest, names: Mapping[str, str]) -> GenerationRequest:
     try:
         return request_from_proto(request_to_proto(request))
+    except InvalidRequest as error:
+        raise renamed(error, names) from error
     except (ValueError, TypeError) as error:  # protobuf's own: a value that its type cannot hold
         raise InvalidRequest("body", "a value", f"values that a request can hold ({error})") from error
 
@@ -196,7 +217,7 @@ def _sampling(body: Sampled) -> SamplingParams:
     return SamplingParams(
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         min_tokens=body.min_tokens or 0,
-        grammar=_grammar(body),
+        grammar=grammar_of(body),
         logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
         repetition_penalty=given("repetition_penalty", 1.0),
         presence_penalty=given("presence_penalty", 0.0),
@@ -206,57 +227,6 @@ def _sampling(body: Sampled) -> SamplingParams:
         top_p=given("top_p", 1.0),
         min_p=given("min_p", 0.0),
     )
-
-
-def _grammar(body: Sampled) -> Grammar | None:
-    """Return what the answer must match; it may be said in one place only."""
-    within = body.structured_outputs
-    found = {
-        "guided_json": _schema(body.guided_json),
-        "guided_regex": _text(GrammarKind.REGEX, body.guided_regex),
-        "guided_choice": _choices(body.guided_choice),
-        "guided_grammar": _text(GrammarKind.LARK, body.guided_grammar),
-    }
-    if within is not None:
-        found |= {
-            "structured_outputs.json": _schema(within.json_),
-            "structured_outputs.regex": _text(GrammarKind.REGEX, within.regex),
-            "structured_outputs.choice": _choices(within.choice),
-            "structured_outputs.grammar": _text(GrammarKind.LARK, within.grammar),
-            "structured_outputs.json_object": _schema({"type": "object"} if within.json_object else None),
-        }
-    if isinstance(body, ChatRequest):
-        found["response_format"] = _response_format(body)
-    given = {name: grammar for name, grammar in found.items() if grammar is not None}
-    if len(given) > 1:
-        raise InvalidRequest(list(given)[1], "a value", f"nothing beside {next(iter(given))}")
-    return next(iter(given.values()), None)
-
-
-def _response_format(body: ChatRequest) -> Grammar | None:
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return _schema({"type": "object"})
-    if wanted.json_schema is None:
-        raise InvalidRequest("response_format.json_schema", None, "an object beside type json_schema")
-    return _schema({} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_)
-
-
-def _schema(schema: Mapping[str, Any] | str | None) -> Grammar | None:
-    if schema is None:
-        return None
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    return Grammar(GrammarKind.JSON_SCHEMA, text)
-
-
-def _choices(texts: list[str] | None) -> Grammar | None:
-    return None if texts is None else Grammar(GrammarKind.CHOICES, json.dumps(texts, ensure_ascii=False))
-
-
-def _text(kind: GrammarKind, text: str | None) -> Grammar | None:
-    return None if text is None else Grammar(kind, text)
 
 
 def _stops(body: Sampled) -> tuple[str, ...]:

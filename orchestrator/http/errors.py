@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +18,14 @@ from outrider.errors import (
     HandedOver,
     InvalidRequest,
     LimitReached,
+    NotFound,
     OutriderError,
     ResourceExhausted,
     StoreUnavailable,
     Unavailable,
     code_of,
 )
+from outrider.store.errors import SessionNotFound
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,8 @@ PARAMS = {
 }
 """First parts of the names of gRPC's fields, and what the same are called here; "sampling." is left out."""
 
+_OF_MESSAGES = re.compile(r"(tool_calls\[\d+\])\.(name|arguments)$|\.reasoning$")
+"""Fields of messages that have another name, or place, here."""
 _UNAVAILABLE_RETRY_S = 1.0
 
 
@@ -89,8 +94,12 @@ def param_of(field: str) -> str:
     name = field.removeprefix("sampling.")
     for ours in sorted(PARAMS, key=len, reverse=True):
         if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
-            return PARAMS[ours] + name[len(ours) :]
+            return _OF_MESSAGES.sub(_in_message, PARAMS[ours] + name[len(ours) :])
     return name
+
+
+def _in_message(found: re.Match[str]) -> str:
+    return ".reasoning_content" if found[0] == ".reasoning" else f"{found[1]}.function.{found[2]}"
 
 
 def body_of(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -108,6 +117,8 @@ def told(error: OutriderError) -> tuple[int, dict[str, Any], dict[str, str]]:
     if isinstance(error, InvalidRequest):
         param = param_of(error.field)
         message = message.replace(error.field, param, 1)
+    if isinstance(error, NotFound):  # of what a client can ask for here, nothing else has a name
+        param = "outrider.session_id" if isinstance(error, SessionNotFound) else "model"
     body = body_of(status, message, param, code)
     if isinstance(error, HandedOver):
         body["error"]["outrider"] = {"session_id": error.session_id, "next_position": error.next_position}

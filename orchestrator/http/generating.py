@@ -16,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.access import Caller
 from orchestrator.http import errors
 from orchestrator.http.asking import Asked
+from orchestrator.http.invalid import renamed
 from orchestrator.http.telling import Telling, server_sent
 from orchestrator.servicer import Desk
-from outrider.errors import Cancelled, Internal, OutriderError
+from outrider.errors import Cancelled, Internal, InvalidRequest, OutriderError
 from outrider.generation import Chunk, Finished, GenerationEvent, GenerationRequest
 from outrider.ids import FinishReason
 
@@ -46,6 +47,12 @@ class Work:
         Raises:
             OutriderError: one was refused, failed, or was called off.
         """
+        try:
+            await self._all(take)
+        except InvalidRequest as error:
+            raise renamed(error, self.asked.names) from error
+
+    async def _all(self, take: Take) -> None:
         requests = self.asked.requests
         if len(requests) == 1:
             await self._one(0, requests[0], take)

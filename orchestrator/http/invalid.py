@@ -87,6 +87,20 @@ def missing(field: str, allowed: str) -> InvalidRequest:
     return InvalidRequest.rebuild(f"{field} is missing; expected {allowed}", {"field": field, "allowed": allowed})
 
 
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """Return an error by the name of the field that the client sent.
+
+    Args:
+        error: by the name that the sessions have for the field.
+        names: by those names, or the beginnings of them: what was sent.
+    """
+    for ours, theirs in names.items():
+        if error.field == ours or error.field.startswith((f"{ours}.", f"{ours}[")):
+            message = error.message.replace(error.field, theirs, 1)
+            return InvalidRequest.rebuild(message, {**error.metadata(), "field": theirs})
+    return error
+
+
 def _field(location: Sequence[str | int]) -> str:
     """Return a place in a body as clients write it."""
     place = [part for part in location[1:] if not (isinstance(part, str) and _LABEL.search(part))]

@@ -29,3 +29,27 @@ async def test_the_schema_speaks_to_clients_and_has_no_further_fields_of_message
     schema: Any = (await shared.http.get("/openapi.json")).json()
     assert schema["info"]["description"].startswith("OpenAI's API")
     assert schema["components"]["schemas"]["Message"]["additionalProperties"] is False
+
+
+LATE: dict[str, tuple[dict[str, Any], int, str]] = {
+    "a schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}}, 400,
+        "response_format",
+    ),
+    "a regular expression": ({"guided_regex": "("}, 400, "guided_regex"),
+    "too long": ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "messages"),
+    "a model": ({"model": "gpt-4"}, 404, "model"),
+    "a session": ({"outrider": {"session_id": "nobody"}}, 404, "outrider.session_id"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", LATE)
+async def test_what_the_sessions_refuse_has_the_name_under_which_it_was_sent(
+    shared: Door, name: str, stream: bool
+) -> None:
+    given, status, param = LATE[name]
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": stream, **given}
+    response = await shared.ask("/v1/chat/completions", **body)
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["param"] == param, response.text

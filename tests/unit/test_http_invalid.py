@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.http.asking import chat_asked
-from orchestrator.http.invalid import STRICT, invalid
+from orchestrator.http.asking import chat_asked, completion_asked
+from orchestrator.http.errors import told
+from orchestrator.http.invalid import STRICT, invalid, renamed
 from orchestrator.http.schema import ChatRequest, CompletionRequest, Strict
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, NotFound
+from outrider.store.errors import SessionNotFound
 
 SAID = {"role": "user", "content": "x"}
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -96,3 +98,60 @@ def test_a_tool_choice_is_shown_as_it_was_sent() -> None:
     with pytest.raises(InvalidRequest) as found:
         chat_asked(ChatRequest(messages=[SAID], tool_choice=chosen), "m", calls_known=True)
     assert "{'type': 'function', 'function': {'name': 'add'}} is not allowed" in found.value.message
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": 500}, "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"7": 200}}, "logit_bias"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"messages": [{**SAID, "reasoning_content": "hm"}]}, "messages[0].reasoning_content"),
+        (
+            {"messages": [SAID, {"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "messages[1].tool_calls[0].function.name",
+        ),
+    ],
+)
+def test_a_refused_field_has_the_name_under_which_it_was_sent(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        chat_asked(ChatRequest.model_validate({"messages": [SAID], **fields}), "m", calls_known=True)
+    error = told(found.value)[1]["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "sampling.grammar.json_schema", "response_format"),
+        ({"guided_regex": "a"}, "sampling.grammar.regex", "guided_regex"),
+        ({"structured_outputs": {"grammar": "a"}}, "sampling.grammar.lark", "structured_outputs.grammar"),
+        ({}, "prompt", "messages"),
+        ({}, "sampling.logit_bias.token_id[3]", "logit_bias"),
+    ],
+)
+def test_what_the_sessions_refuse_later_has_it_too(fields: dict[str, Any], field: str, param: str) -> None:
+    asked = chat_asked(ChatRequest.model_validate({"messages": [SAID], **fields}), "m", calls_known=True)
+    error = renamed(InvalidRequest(field, "x", "something else"), asked.names)
+    assert error.message == f"{param}: 'x' is not allowed; expected something else"
+    assert error.field == param
+
+
+def test_a_prompt_is_called_a_prompt_where_one_was_sent() -> None:
+    asked = completion_asked(CompletionRequest(prompt="x", logprobs=2), "m")
+    for field in ("prompt", "logprobs", "max_tokens"):
+        assert renamed(InvalidRequest(field, 1, "2"), asked.names).field == field
+
+
+def test_what_is_not_there_is_named_too() -> None:
+    with pytest.raises(NotFound) as found:
+        completion_asked(CompletionRequest(prompt="x", model="gpt-4"), "m")
+    assert told(found.value)[1]["error"]["param"] == "model"
+    assert told(SessionNotFound.of("s"))[1]["error"]["param"] == "outrider.session_id"
