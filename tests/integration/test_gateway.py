@@ -583,6 +583,7 @@ async def test_a_drain_tells_streams_where_to_go_on_and_health_why_it_refuses(be
         await asyncio.sleep(0.05)
         health = await opened.http.get("/health")
         assert (health.status_code, health.json()["reason"]) == (503, "the orchestrator is stopping")
+        assert health.headers["retry-after"] == "1"
         refused = await opened.ask(prompt=PROMPT)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         await draining
