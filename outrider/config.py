@@ -135,9 +135,14 @@ def _refuse_unknown(cls: type[ServiceSettings]) -> None:
     unknown = sorted(name for name in ours if name.upper() not in known | SHARED_VARIABLES)
     if unknown:
         name = unknown[0]
-        close = difflib.get_close_matches(name, known, 1) or sorted(known)
+        # The prefix is the same in all: what is behind it has to be near.
+        endings = {entry.removeprefix(prefix): entry for entry in known}
+        near = difflib.get_close_matches(name.upper().removeprefix(prefix).removeprefix(PREFIX), endings, 1)
+        close = [endings[ending] for ending in near] or sorted(known)
         # What it holds is not shown: it may be a secret meant for a variable of a similar name.
-        raise InvalidRequest(name, "what it holds", f"no such variable; known: {', '.join(close)}")
+        known_ones = ", ".join(close)
+        said = f"{name}: there is no such variable; {'the nearest is' if near else 'known are'} {known_ones}"
+        raise InvalidRequest.rebuild(said, {"field": name, "allowed": known_ones})
 
 
 def _prefix(cls: type[ServiceSettings]) -> str:

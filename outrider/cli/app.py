@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownCommandError
 from rich.console import Console
+from rich.panel import Panel
 
 from outrider.cli.ask import Ask
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
-from outrider.cli.ranges import check_range
+from outrider.cli.ranges import check_listen, check_prompt, check_range
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
 from outrider.client import RETRY, Client, ClientTls, Retry, client_tls
@@ -24,7 +25,21 @@ from outrider.generation import GenerationRequest, SpeculationChoice
 from outrider.model.names import DEFAULT_MODEL, locate
 from outrider.redaction import redacted
 
-app = App(name="outrider", help="Speculative decoding as a distributed system: faster, and the same text.")
+
+def wrong_use(error: CycloptsError) -> Panel:
+    """Say what is wrong with a command line; of commands that exist, name all."""
+    said = str(error)
+    if isinstance(error, UnknownCommandError) and error.app is not None:
+        commands = (name for name in error.app if not name.startswith("-"))
+        said = f"{said.partition(' Available commands:')[0]} Available commands: {', '.join(commands)}."
+    return CycloptsPanel(said)
+
+
+app = App(
+    name="outrider",
+    help="Speculative decoding as a distributed system: faster, and the same text.",
+    error_formatter=wrong_use,
+)
 app.command(keys_app)
 app.command("outrider.cli.fetch:fetch", help="Bring models into a folder, for services that fetch nothing.")
 app.command("outrider.cli.health:app", name="health", help="Ask a service whether it serves.")
@@ -42,8 +57,8 @@ WARM_UP_TOKENS = 8
 """Tokens generated and thrown away before a comparison, so that neither side pays for first use."""
 
 
-Prompt = Annotated[str, Parameter(allow_leading_hyphen=True)]
-"""May begin with a hyphen; options are still options."""
+Prompt = Annotated[str, Parameter(allow_leading_hyphen=True, validator=check_prompt)]
+"""May begin with a hyphen; options are still options, and one that does not exist is no prompt."""
 
 
 @Parameter(name="*")
@@ -168,6 +183,10 @@ def up(
     """
     if store and data is not None:
         raise InvalidRequest("data", str(data), "a folder for the embedded store, and so no --store beside it")
+    http = "" if http == "off" else http
+    check_listen("listen", listen)
+    if http:
+        check_listen("http", http)
     settings = LocalSettings(
         models.target,
         models.draft,
@@ -175,7 +194,7 @@ def up(
         models.threads,
         store_url=store,
         listen=listen,
-        http_listen="" if http == "off" else http,
+        http_listen=http,
         data_dir=data,
         follows_predictions=True,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from outrider.codec.generation import request_from_proto, request_to_proto
 from outrider.errors import InvalidRequest
 from outrider.generation import (
     ChatMessage,
@@ -66,9 +67,10 @@ class Ask:
         """Turn the options into a request.
 
         Raises:
-            InvalidRequest: there is no such mode or file; everything else is checked by the orchestrator.
+            InvalidRequest: there is no such mode or file, or a value is out of its range. What depends on the model is
+                the orchestrator's to check.
         """
-        return GenerationRequest(
+        request = GenerationRequest(
             prompt=self._prompt(sys.stdin.read() if prompt == "-" else prompt),
             max_tokens=self.max_tokens,
             sampling=self._sampling(),
@@ -79,6 +81,7 @@ class Ask:
             drafter=self.drafter,
             prediction=None if self.expect is None else self._prediction(self.expect),
         )
+        return request_from_proto(request_to_proto(request))  # the orchestrator's own checks, before one is started
 
     def _sampling(self) -> SamplingParams:
         grammar = Grammar(GrammarKind.REGEX, self.regex) if self.regex else None

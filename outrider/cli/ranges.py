@@ -1,6 +1,11 @@
-"""Ranges of options: one wording for all commands."""
+"""Ranges of options: one wording for all commands, before they start anything."""
 
-from outrider.errors import InvalidRequest
+import re
+import socket
+
+from outrider.errors import InvalidRequest, Unavailable
+
+LOOKS_LIKE_AN_OPTION = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 
 def check_range(name: str, value: float, least: float, most: float) -> None:
@@ -17,3 +22,43 @@ def check_range(name: str, value: float, least: float, most: float) -> None:
     """
     if not least <= value <= most:
         raise InvalidRequest(name, value, f"{least} to {most}")
+
+
+def check_prompt(kind: object, prompt: str) -> None:
+    """Refuse a prompt that is one word and looks like an option, which most likely is a misspelt one.
+
+    Args:
+        kind: type of the parameter; the library's validators are told.
+        prompt: what was given.
+
+    Raises:
+        ValueError: it does.
+    """
+    del kind
+    if LOOKS_LIKE_AN_OPTION.fullmatch(prompt):
+        name = prompt.partition("=")[0]
+        raise ValueError(f'There is no option {name}; a prompt of that look comes from standard input ("-").')
+
+
+def check_listen(name: str, listen: str) -> None:
+    """Refuse an address that cannot be listened on, now rather than when everything else has started.
+
+    Args:
+        name: of the option.
+        listen: what was given.
+
+    Raises:
+        InvalidRequest: it is no address.
+        Unavailable: it is in use, or none of this machine's.
+    """
+    if listen.startswith("unix:"):
+        return
+    host, _, port = listen.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidRequest(name, listen, "host:port, as in 127.0.0.1:7400, or unix:path")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except (OSError, UnicodeError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise Unavailable(f"cannot listen on {listen}: {why}") from error

@@ -96,7 +96,9 @@ def figures_table(finished: Finished, title: str = "") -> Table:
 
 def _lines(reason: FinishReason, usage: Usage, figures: Figures) -> Iterable[tuple[str, str]]:
     yield "tokens", f"{usage.completion_tokens} (finished: {reason.name.lower()})"
-    yield "tokens per second", f"{figures.tokens_per_second:.1f}"
+    # Of what came at once there is no time between, and no speed.
+    speed = f"{figures.tokens_per_second:.1f}" if figures.tokens_per_second else "too few tokens"
+    yield "tokens per second", speed
     yield "time to first token", f"{figures.time_to_first_token_s * 1000:.0f} ms"
     yield "tokens per round", f"{figures.tokens_per_round:.2f} over {figures.num_rounds} rounds"
     yield "rollbacks", str(figures.num_rollbacks)

@@ -68,13 +68,17 @@ def split(*shares: str, clear: Annotated[bool, Parameter(negative="")] = False, 
     """Assign sessions to drafters by shares, such as: feature=80 prompt_lookup=20.
 
     Args:
-        shares: NAME=WEIGHT, where a name is a label of draft workers, a kind of drafter, or a worker's id.
+        shares: NAME=WEIGHT, where a name is a label of draft workers, a kind of drafter, or a worker's id. Weights are
+            shares of their sum.
         clear: Assign them to none.
         store: URL of the cluster's Redis or Valkey; unset: OUTRIDER_ORCHESTRATOR_STORE_URL.
     """
     if clear == bool(shares):
         raise InvalidRequest("split", " ".join(shares), "shares such as feature=80 prompt_lookup=20, or --clear alone")
     wanted = split_of(shares)
+    total = sum(weight for _, weight in wanted)
+    if wanted and total != 100:
+        notes.print(f"the shares add up to {total}, not 100: each is taken as its part of {total}")
     _change(store, lambda policy: policy.divide(wanted), [name for name, _ in wanted])
 
 
