@@ -203,10 +203,19 @@ def _common(body: Sampled) -> GenerationRequest:
         processed_logprobs=ours.processed_logprobs,
         return_token_origin=ours.return_token_origin,
         request_id=ours.request_id,
-        priority=ours.priority,
+        priority=_priority(body),
         max_wait_s=ours.max_wait_s,
         skip_special_tokens=body.skip_special_tokens,
     )
+
+
+def _priority(body: Sampled) -> int:
+    """Return who goes first, higher first; it may be said in one place only."""
+    if body.priority is None:
+        return body.outrider.priority
+    if body.outrider.priority:
+        raise InvalidRequest("priority", body.priority, "nothing beside outrider.priority")
+    return -body.priority
 
 
 def _sampling(body: Sampled) -> SamplingParams:

@@ -5,21 +5,65 @@ the same. What is known and not listed here is in `IGNORED` and `REFUSED`; anyth
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+)
+from pydantic_core import core_schema
+
+from outrider.codec.checks import MAX_INT, MAX_PRIORITY
 
 MAX_ANSWERS = 128
 """Most generations of one request: prompts times samples."""
 INT64 = 2**63
 
-Id = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A range, told whole whichever end is passed."""
+
+    low: int
+    high: int
+    what: str = "an integer"
+    note: str = ""
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Check behind the type's own checks."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Show both ends in the schema."""
+        return {**handler(schema), "minimum": self.low, "maximum": self.high}
+
+    def _checked(self, value: float) -> float:
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{self.what} in {self.low} .. {self.high}{self.note}")
+        return value
+
+
+Id = Annotated[StrictInt, Within(0, MAX_INT, "a token id")]
 Ids = list[Id]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Count = Annotated[StrictInt, Within(0, MAX_INT)]
 Small = Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)]
+Wide = Annotated[StrictInt, Field(ge=-INT64, lt=INT64)]
 """What the wire between the doors and the sessions can hold; the range of each field is checked there."""
-Seed = Annotated[StrictInt, Field(ge=-INT64, lt=2 * INT64)]
+Seed = Annotated[StrictInt, Within(-INT64, 2 * INT64 - 1)]
+TopK = Annotated[StrictInt, Within(-1, MAX_INT, note="; 0 and -1 keep all")]
+Answers = Annotated[StrictInt, Within(1, MAX_ANSWERS)]
+Wait = Annotated[Number, Within(0, 86_400, "seconds")]
+Priority = Annotated[StrictInt, Within(-MAX_PRIORITY, MAX_PRIORITY)]
 
 IGNORED: Mapping[str, str] = {
     "user": "names the end user for others",
@@ -125,9 +169,9 @@ class OutriderOptions(Strict):
     """Whether chunks say of each token its id, its text and where it came from."""
     processed_logprobs: StrictBool = False
     """Whether log-probabilities are of what was sampled from, instead of the model's own."""
-    priority: Small = 0
+    priority: Priority = 0
     """Who goes first where places are scarce, -8 .. 8; higher first."""
-    max_wait_s: Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)] | None = None
+    max_wait_s: Wait | None = None
     """Longest wait for a place; unset: the server's."""
     parse_special_tokens: StrictBool = False
     """Whether special tokens written in messages are taken as such, instead of as plain text."""
@@ -155,9 +199,9 @@ class Sampled(BaseModel):
     """Name of the model; empty: the served one."""
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[StrictInt, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    n: Answers | None = None
     """Answers to give; with a seed each is repeatable by itself."""
-    max_tokens: Count | None = None
+    max_tokens: Wide | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     seed: Seed | None = None
@@ -167,7 +211,9 @@ class Sampled(BaseModel):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Number] | None = None
     """By token id."""
 
-    top_k: Small | None = None
+    priority: Priority | None = None
+    """As vLLM's, lower first: the negative of `outrider.priority`."""
+    top_k: TopK | None = None
     """Keep the k likeliest tokens; 0 or -1 keeps all."""
     min_p: Number | None = None
     repetition_penalty: Number | None = None
@@ -282,7 +328,7 @@ class ChatRequest(Sampled):
     """Body of a chat completion."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Wide | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Small | None = None
     response_format: ResponseFormat | None = None

@@ -1,11 +1,12 @@
 """What the HTTP door says of requests that it, or the sessions behind it, refuse: by the names the client used."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster_bench import Bench
+from tests.integration.cluster_bench import Bench, until
 from tests.integration.http_door import Door, door
 
 
@@ -53,3 +54,30 @@ async def test_what_the_sessions_refuse_has_the_name_under_which_it_was_sent(
     response = await shared.ask("/v1/chat/completions", **body)
     assert response.status_code == status, response.text
     assert response.json()["error"]["param"] == param, response.text
+
+
+async def test_where_no_place_comes_free_in_time_a_client_is_told_when_to_try_again(valkey_url: str) -> None:
+    async with (
+        Bench(valkey_url) as bench,
+        door(bench, drafts=False, verifier={"toy_delay_s": 0.01}, max_sessions=1, max_waiting=1) as opened,
+    ):
+        sessions = opened.app.sessions
+        assert sessions is not None
+        known: dict[str, Any] = {"prompt": "the cat ", "ignore_eos": True}
+        held = asyncio.create_task(opened.ask(**known, max_tokens=3000))
+        await until(lambda: len(sessions) == 1)
+        for stream in (False, True):
+            late = await opened.ask(**known, stream=stream, max_tokens=2, outrider={"max_wait_s": 0.1})
+            assert late.status_code == 429, late.text
+            assert int(late.headers["retry-after"]) >= 1
+            assert late.json()["error"]["type"] == "rate_limit_error"
+        waiting = asyncio.create_task(opened.ask(**known, max_tokens=2))
+        await asyncio.sleep(0.1)
+        behind = await opened.ask(**known, max_tokens=2, priority=1)
+        assert behind.status_code == 429, "the line is full, and who is further behind goes"
+        assert int(behind.headers["retry-after"]) >= 1
+        first = asyncio.create_task(opened.ask(**known, max_tokens=2, priority=-8))
+        assert (await waiting).status_code == 429, "who goes first pushes the last one out"
+        held.cancel()
+        await asyncio.gather(held, return_exceptions=True)
+        assert (await first).status_code == 200

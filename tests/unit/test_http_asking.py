@@ -110,6 +110,14 @@ def test_a_negative_seed_is_a_seed_of_its_own() -> None:
     assert completion(seed=5).requests[0].seed == 5
 
 
+def test_a_priority_has_vllms_sign_at_the_top_and_grpcs_within() -> None:
+    assert completion(priority=-3).requests[0].priority == 3
+    [within] = completion(outrider={"priority": 3, "max_wait_s": 1.5}).requests
+    assert (within.priority, within.max_wait_s) == (3, 1.5)
+    with pytest.raises(InvalidRequest, match=r"nothing beside outrider\.priority"):
+        completion(priority=-3, outrider={"priority": 3})
+
+
 def test_messages_keep_their_calls_and_parts() -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

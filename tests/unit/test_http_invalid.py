@@ -10,6 +10,7 @@ from orchestrator.http.errors import told
 from orchestrator.http.invalid import STRICT, invalid, renamed
 from orchestrator.http.schema import ChatRequest, CompletionRequest, Strict
 from outrider.errors import InvalidRequest, NotFound
+from outrider.parameters import MAX_TOKENS
 from outrider.store.errors import SessionNotFound
 
 SAID = {"role": "user", "content": "x"}
@@ -50,6 +51,33 @@ def refused_chat(*messages: dict[str, Any]) -> InvalidRequest:
 )
 def test_what_is_wrong_with_a_body_is_said_in_plain_words(body: Any, message: str) -> None:
     assert refused(CompletionRequest, body).message == message
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "allowed"),
+    [
+        ("top_k", (-2, 2**31), "an integer in -1 .. 2147483647; 0 and -1 keep all"),
+        ("seed", (-(2**63) - 1, 2**64), "an integer in -9223372036854775808 .. 18446744073709551615"),
+        ("n", (0, 129), "an integer in 1 .. 128"),
+        ("priority", (-9, 9), "an integer in -8 .. 8"),
+        ("min_tokens", (-1, 2**31), "an integer in 0 .. 2147483647"),
+    ],
+)
+def test_a_range_is_told_whole_whichever_end_is_passed(field: str, values: tuple[int, ...], allowed: str) -> None:
+    assert {refused(CompletionRequest, {"prompt": "x", field: value}).allowed for value in values} == {allowed}
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2**31, 2**40])
+def test_max_tokens_has_one_sentence_through_both_doors(value: int) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        completion_asked(CompletionRequest(prompt="x", max_tokens=value), "m")
+    assert (found.value.field, found.value.allowed) == ("max_tokens", MAX_TOKENS)
+
+
+@pytest.mark.parametrize("value", [-1, 86_401])
+def test_a_wait_has_both_its_bounds_named(value: int) -> None:
+    error = refused(CompletionRequest, {"prompt": "x", "outrider": {"max_wait_s": value}})
+    assert (error.field, error.allowed) == ("outrider.max_wait_s", "seconds in 0 .. 86400")
 
 
 def test_a_conversation_without_messages_is_told_so() -> None:
