@@ -18,7 +18,7 @@ from orchestrator.priors import DEFAULT_WORTH, MAX_WORTH, Prior
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
 from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
-from tests.unit.control_machines import GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
+from tests.unit.control_machines import FAR, GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
 from tests.unit.control_sim import OFF, Simulation, Text
 
 GAMMAS = (1, 2, 4)
@@ -48,6 +48,9 @@ CASES = {
     "texts alike, 8": (TRAINED_ON_CPU, ALIKE, (0.0,), 8),
     "texts differ, alone": (TRAINED_ON_CPU, MIXED, (0.0,), 1),
     "texts differ, 4": (TRAINED_ON_CPU, MIXED, (0.0,), 4),
+    "a trip of half a pass, seldom right": (FAR, (0.3,), (0.0,), 1),
+    "a trip of half a pass, at times right": (FAR, (0.45,), (0.0,), 1),
+    "a trip of half a pass, mostly right": (FAR, (0.65,), (0.0,), 1),
     "a GPU, alone": (GPU, (0.5, 0.7, 0.8), (0.0,), 1),
     "a GPU, 8": (GPU, (0.5, 0.7, 0.8), (0.0,), 8),
     "a drafter that is never right, alone": (TRAINED_ON_CPU, (0.0,), (0.0,), 1),
@@ -98,11 +101,11 @@ def test_what_earlier_sessions_say_keeps_no_session_from_finding_out_that_its_te
     assert behind >= 0.9 * fresh, (fresh, behind)
 
 
-@pytest.mark.parametrize("trip", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize("trip", [0.5, 1.2, 1.9, 2.5])
 def test_a_trial_of_a_drafter_that_is_too_slow_costs_two_passes_at_most(trip: float) -> None:
     """`trip`: what a draft token and its way take, in passes."""
     machine = replace(TRAINED_ON_CPU, draft_s=trip * TRAINED_ON_CPU.pass_s(1, 1) - 2 * TRAINED_ON_CPU.hop_s)
-    assert speed_up(machine, [Text(0.05)] * 12, Text(0.05), num_tokens=100) >= 0.975
+    assert speed_up(machine, [Text(0.05)] * 12, Text(0.05), num_tokens=100) >= 0.98
 
 
 def test_why_nothing_is_drafted_is_told_apart() -> None:
