@@ -20,7 +20,7 @@ from orchestrator.priors import MIN_WORTH, Prior
 from outrider.ahead import ahead_rate
 from outrider.gamma import AlphaEstimator, Costs, pipelined_rate, plain_rate, sequential_rate
 from outrider.ids import TokenKind
-from outrider.messages import Speculation
+from outrider.messages import DraftStatus, Speculation
 
 WINDOW = 64
 """Measurements that count."""
@@ -44,6 +44,8 @@ class Pace:
         self.passes = passes
         self.alpha = AlphaEstimator()
         self.draft_s = 0.0
+        self.is_timed = False
+        """Whether it was ever told what drafting takes; until then it may be anything."""
         self.sort = ""
         """Of the drafter."""
         self.is_unlike = False
@@ -104,6 +106,7 @@ class Pace:
         self._judged, self.lost_s, self.is_unlike = (0, 0), 0.0, False
         self.alpha = prior.estimator() if prior.num_tests else AlphaEstimator()
         self.draft_s = prior.draft_s
+        self.is_timed = self.draft_s > 0.0
 
     def begin(self, now_s: float) -> bool:
         """Start from what other sessions of the verifier have seen lately; say whether there are any.
@@ -171,6 +174,11 @@ class Pace:
         expected = min(1.0 - CLEAR, max(CLEAR, self.alpha.prior_alpha))
         spread = sqrt(expected * (1.0 - expected) * (1.0 / tested + 1.0 / worth))
         return abs(accepted / tested - expected) > UNLIKE * spread
+
+    def observe_status(self, status: DraftStatus) -> None:
+        """Take a drafter's report."""
+        self.draft_s = status.draft_s_per_token or self.draft_s
+        self.is_timed = self.is_timed or self.draft_s > 0.0 or status.num_drafted > 0
 
     def observe_trip(self, trip_s: float) -> None:
         """Take a round trip without any wait for a pass."""

@@ -203,8 +203,7 @@ class Tuning:
 
     def observe_status(self, status: DraftStatus) -> None:
         """Take a drafter's report."""
-        if status.draft_s_per_token > 0.0:
-            self.pace.draft_s = status.draft_s_per_token
+        self.pace.observe_status(status)
 
     def observe(self, committed: Round, now_s: float) -> Tuned | None:
         """Take a committed verdict; return the new choice if it changed."""
@@ -292,6 +291,8 @@ class Tuning:
             return
         plan = self._best_or_trial(costs, now_s)
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
+            return
+        if plan.gamma > present.gamma and not self.pace.is_timed:
             return
         off = not _is_earnest(plan)
         # A trial takes the place of no drafts at all. One that is over only keeps the draft worker busy.

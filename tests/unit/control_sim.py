@@ -181,7 +181,7 @@ class Simulation:
         number, text = self.waiting.pop(0)
         tuning = Tuning(self.choice, self.limits, Pace(self.passes))
         tuning.begin(self.now_s, "d")
-        tuning.observe_status(DraftStatus(draft_s_per_token=self.machine.draft_s))
+        tuning.observe_status(DraftStatus(draft_s_per_token=self.machine.draft_s, num_drafted=1))
         plan, final_len = tuning.speculation, PROMPT_LEN + self.num_tokens
         opened = DecodeOpen(
             SESSION, GENERATION, (0,) * PROMPT_LEN, (TokenClass.PROMPT,) * PROMPT_LEN, Mode.GREEDY, SamplingParams(),

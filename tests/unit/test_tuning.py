@@ -67,6 +67,17 @@ def test_a_good_drafter_is_allowed_longer_proposals() -> None:
     assert session.tuning.speculation.window > session.tuning.speculation.gamma
 
 
+def test_until_it_is_known_what_drafting_takes_no_proposal_grows() -> None:
+    session = Session(draft_s=0.0)
+    for _ in range(3 * STRIDE):
+        session.round(4, 4)
+    assert session.tuning.speculation == LIMITS.default
+    session.tuning.observe_status(DraftStatus(draft_s_per_token=0.001))
+    for _ in range(STRIDE):
+        session.round(4, 4)
+    assert session.tuning.speculation.gamma > 4
+
+
 def test_a_useless_drafter_is_switched_off_and_probed_ever_more_seldom() -> None:
     session = Session(draft_s=0.02)
     session.disappoint()
