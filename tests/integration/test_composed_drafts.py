@@ -156,7 +156,7 @@ async def test_case_23_impossible_predictions_are_named_and_not_drafted(
 
 @pytest.mark.parametrize("drafter", ["prediction", "prompt_lookup"])
 @pytest.mark.parametrize("mode", ["greedy", "coupled", "rejection"])
-async def test_case_15_a_banned_token_that_is_predicted_or_copied_never_appears(
+async def test_case_15_a_banned_token_is_neither_predicted_nor_copied_and_never_appears(
     valkey_url: str, drafter: str, mode: str
 ) -> None:
     banned = int(FLAT.probs(()).argmax())
@@ -170,10 +170,11 @@ async def test_case_15_a_banned_token_that_is_predicted_or_copied_never_appears(
     async with cluster(valkey_url, FLAT, [copier], adaptive=False) as client:
         heard = await hear(client, request)
     assert banned not in heard.token_ids
-    assert heard.finished.figures.num_tested > 0, "it was proposed"
-    kinds = [kind for chunk in heard.chunks for kind in chunk.kinds]
     assert len(heard.token_ids) == 30
-    assert TokenKind.RECOVERED in kinds
+    # What a drafter offers in spite of a ban is case 15 of `test_cases_sampling.py`. Lookup finds other things, too.
+    if drafter == "prediction":
+        assert heard.finished.figures.num_drafted == 0
+        assert {kind for chunk in heard.chunks for kind in chunk.kinds} == {TokenKind.PLAIN}
 
 
 async def test_case_8_a_composition_with_too_small_a_context_is_not_used_and_the_reason_is_told(
