@@ -39,7 +39,8 @@ def test_a_cluster_is_told_with_what_a_million_tokens_cost(capsys: pytest.Captur
 
 def test_more_draft_workers_than_are_needed_are_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
     # One draft worker gives four sessions all that they can use; none leaves them with plain decoding.
-    options = {"sessions": 4, "alpha": "0.9", "draft_ms": "1", "verify_ms": "30", "price": ("verifier=4", "draft=1")}
+    options = {"sessions": 4, "alpha": "0.9", "draft_ms": "1", "verify_ms": "30", "seconds": 20.0}
+    options["price"] = ("verifier=4", "draft=1")
     command.ratio(most=2, given=given(**options, json=True))
     found = json.loads(shown(capsys))
     assert (found["enough"], found["cheapest"]) == (1, 1)
