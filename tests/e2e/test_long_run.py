@@ -61,7 +61,9 @@ async def run_and_compare(toys: Toys, warm_up: int, wanted: int) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(10):
             # Sessions end a moment after their last token, and then a verifier may be auditing one of them.
-            while any(toys.metric(name, ACTIVE[name.split("-")[0]]) for name in workers) or used() != used_at_start:
+            while any(toys.metric(name, ACTIVE[name.split("-")[0]]) for name in workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            while used() != used_at_start:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     assert used() == used_at_start
 
