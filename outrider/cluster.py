@@ -31,6 +31,8 @@ LOG_TAIL = 20
 
 MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrate": "orchestrator"}
 """Python module of each role."""
+PREFIXES = {"verify": "OUTRIDER_VERIFY", "draft": "OUTRIDER_DRAFT", "orchestrate": "OUTRIDER_ORCHESTRATOR"}
+"""What the variables of each role begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,11 @@ class LocalCluster:
             await asyncio.gather(*(service.stop() for service in services))
 
     def _environment(self, spec: ServiceSpec) -> dict[str, str]:
-        prefix = {"verify": "OUTRIDER_VERIFY", "draft": "OUTRIDER_DRAFT", "orchestrate": "OUTRIDER_ORCHESTRATOR"}
+        prefix = PREFIXES[spec.role]
         return {
-            f"{prefix[spec.role]}_STORE_URL": self._store_url,
-            f"{prefix[spec.role]}_LISTEN": "127.0.0.1:0",
-            f"{prefix[spec.role]}_WORKER_ID": spec.name,
+            f"{prefix}_STORE_URL": self._store_url,
+            f"{prefix}_LISTEN": "127.0.0.1:0",
+            f"{prefix}_WORKER_ID": spec.name,
             "PYTHONUNBUFFERED": "1",
             "GRPC_VERBOSITY": os.environ.get("GRPC_VERBOSITY", "ERROR"),
         }

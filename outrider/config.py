@@ -64,7 +64,9 @@ class ServiceSettings(BaseSettings):
     otlp_share: float = Field(default=0.1, ge=0, le=1)
     """Share of the generations that come without a trace of their own and are traced; orchestrators decide it."""
     metrics_port: int = Field(default=0, ge=0, le=65535)
-    """Port of the Prometheus endpoint, on all interfaces; 0: none."""
+    """Port of the Prometheus endpoint; 0: none."""
+    metrics_host: str = "0.0.0.0"
+    """Interface that it is on; all, if unset."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level to log."""
     log_format: Literal["plain", "json"] = "plain"

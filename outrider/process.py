@@ -80,7 +80,7 @@ def run_service(name: str, settings_type: type[SettingsT], make: Callable[[Setti
 async def _serve(settings: SettingsT, make: Callable[[SettingsT], Application]) -> None:
     app = make(settings)
     app.metrics.registry.register(LoopGauge(asyncio.get_running_loop()))
-    with metrics_endpoint(app.metrics.registry, settings.metrics_port):
+    with metrics_endpoint(app.metrics.registry, settings.metrics_port, settings.metrics_host):
         await app.start()
         try:
             await _until_terminated(app, settings.grace_s)

@@ -14,7 +14,7 @@ from rich.panel import Panel
 
 from outrider.cli.ask import Ask
 from outrider.cli.keys import app as keys_app
-from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, stages
+from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, free_ports, stages
 from outrider.cli.ranges import check_listen, check_prompt, check_range
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
@@ -196,6 +196,7 @@ def up(
         listen=listen,
         http_listen=http,
         data_dir=data,
+        metrics_ports=free_ports(3),
         follows_predictions=True,
     )
     go(_up(settings))
@@ -283,6 +284,8 @@ async def _up(settings: LocalSettings) -> None:
         console.print(f"serving {settings.target} at {cluster.address}; logs in {cluster.folder}; Ctrl-C stops it")
         if settings.http_listen:
             console.print(f"OpenAI's API at http://{settings.http_listen}/v1, a page to look at in front of it")
+        store = redacted(cluster.store_url)
+        console.print(f"its store is {store}: outrider top --store {store}", soft_wrap=True)
         console.print(f'try: outrider generate --address {cluster.address} "What is an outrider?"')
         while True:
             await asyncio.sleep(1)

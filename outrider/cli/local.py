@@ -2,15 +2,16 @@
 
 import os
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from outrider.cluster import ServiceSpec
+from outrider.cluster import PREFIXES, ServiceSpec
 from outrider.drafting.shipped import shipped
 from outrider.errors import InvalidRequest
 
@@ -44,6 +45,8 @@ class LocalSettings:
     """Where the orchestrator serves OpenAI's API; empty: nowhere."""
     data_dir: Path | None = None
     """Where an embedded store keeps its data; None: nowhere."""
+    metrics_ports: tuple[int, ...] = ()
+    """Where verifier, orchestrator and draft worker serve metrics, on the orchestrator's interface; empty: nowhere."""
     follows_predictions: bool = False
     """Whether what clients expect is drafted first."""
 
@@ -122,7 +125,20 @@ class LocalSettings:
         specs = [ServiceSpec("verify-1", "verify", verify), ServiceSpec("orchestrator-1", "orchestrate", orchestrate)]
         if self.chosen != "off":
             specs.append(ServiceSpec("draft-1", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))
-        return specs
+        if not self.metrics_ports:
+            return specs
+        return [
+            replace(spec, settings={**spec.settings, **self._metrics(PREFIXES[spec.role], port)})
+            for spec, port in zip(specs, self.metrics_ports[: len(specs)], strict=True)
+        ]
+
+    def _metrics(self, prefix: str, port: int) -> dict[str, str]:
+        """Return the variables of a metrics endpoint; none where the environment has one already."""
+        if f"{prefix}_METRICS_PORT" in os.environ:
+            return {}
+        host = self.listen.rpartition(":")[0].strip("[]")
+        local = not host or host.startswith("unix")
+        return {f"{prefix}_METRICS_PORT": str(port), f"{prefix}_METRICS_HOST": "127.0.0.1" if local else host}
 
     def _draft(self) -> dict[str, str]:
         """Return the draft worker's own variables."""
@@ -161,6 +177,13 @@ class LocalSettings:
             kept = ",".join(map(str, self.kept_layers))
             return {"OUTRIDER_DRAFT_MODEL": self.target, "OUTRIDER_DRAFT_LAYERS": kept, **common}
         return {"OUTRIDER_DRAFT_MODEL": self.model_draft, **common}
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Return ports of this machine that nobody has at the moment."""
+    with ExitStack() as held:  # all at once, so that they differ
+        sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return tuple(int(each.getsockname()[1]) for each in sockets)
 
 
 def _agreement(draft: str) -> str:

@@ -73,9 +73,9 @@ def test_what_is_in_range_is_asked_as_it_was_said() -> None:
 
 @pytest.mark.parametrize("listen", ["foo", "localhost", "127.0.0.1:http", "127.0.0.1:65536", ":7400"])
 def test_an_address_without_host_and_port_is_refused_before_anything_starts(listen: str) -> None:
-    with pytest.raises(InvalidRequest, match="^listen: .*host:port"):
+    with pytest.raises(InvalidRequest, match=r"^listen: .*host:port"):
         up(listen=listen)
-    with pytest.raises(InvalidRequest, match="^http: .*host:port"):
+    with pytest.raises(InvalidRequest, match=r"^http: .*host:port"):
         up(listen="127.0.0.1:0", http=listen)
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.ask import Ask
-from outrider.cli.local import LocalSettings
+from outrider.cli.local import LocalSettings, free_ports
 from outrider.drafting.shipped import FEATURE, FOLDER
 from outrider.errors import InvalidRequest
 from outrider.generation import TextPrediction
 from outrider.model.names import DEFAULT_MODEL
 
 SHIPPED = str(FOLDER / FEATURE)
+IN_ORDER = ("OUTRIDER_VERIFY", "OUTRIDER_ORCHESTRATOR", "OUTRIDER_DRAFT")
 
 
 def variables(draft: str, target: str = DEFAULT_MODEL) -> dict[str, str]:
@@ -81,3 +82,30 @@ def test_a_folder_is_found_from_wherever_the_worker_is_started(monkeypatch: pyte
 def test_a_draft_that_cannot_be_is_refused_before_anything_starts(draft: str, target: str, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         variables(draft, target)
+
+
+def test_metrics_have_ports_of_their_own_on_the_orchestrators_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def metrics(listen: str) -> list[dict[str, str]]:
+        ports = free_ports(3)
+        assert len(set(ports)) == 3
+        settings = LocalSettings("toy", "toy", listen=listen, metrics_ports=ports)
+        found = [{k: v for k, v in spec.settings.items() if "METRICS" in k} for spec in settings.specs()]
+        assert [int(value) for each in found for name, value in each.items() if name.endswith("PORT")] in (
+            list(ports),
+            list(ports[1:]),
+        )
+        return found
+
+    for listen, host in (
+        ("0.0.0.0:7400", "0.0.0.0"),
+        ("[::1]:7400", "::1"),
+        ("", "127.0.0.1"),
+        ("unix:/s", "127.0.0.1"),
+    ):
+        assert [each[f"{prefix}_METRICS_HOST"] for each, prefix in zip(metrics(listen), IN_ORDER, strict=True)] == [
+            host
+        ] * 3
+    monkeypatch.setenv("OUTRIDER_VERIFY_METRICS_PORT", "9400")
+    assert [bool(each) for each in metrics("")] == [False, True, True], "what the environment says stays"
+    assert not any("METRICS" in name for spec in LocalSettings("toy", "off").specs() for name in spec.settings)
+    assert len(LocalSettings("toy", "off", metrics_ports=free_ports(3)).specs()) == 2

@@ -30,8 +30,8 @@ def worker(role: str, **fields: object) -> WorkerDescription:
     )
 
 
-def shown(*seen: Seen) -> str:
-    console = Console(width=200, markup=False)
+def shown(*seen: Seen, width: int = 200) -> str:
+    console = Console(width=width, markup=False)
     with console.capture() as captured:
         console.print(page(seen))
     return captured.get()
@@ -60,13 +60,45 @@ def test_a_scrape_of_a_real_endpoint_fills_the_tables(orchestrator: tuple[Metric
     _, url = orchestrator
     text = shown(Seen(worker("orchestrate"), scrape(url)))
     lines = [line.split() for line in text.splitlines()]
-    row = next(line for line in lines if "orchestrator" in line)
-    assert row[row.index("3/8") :][:1] == ["3/8"]
+    row = next(line for line in lines if "orchestrate-1" in line)
+    assert row[2] == "3/8"
     assert row[-2] == "0.67", "accepted of tested"
-    assert any(line[1:3] == ["position", "0"] and "1.00" in line for line in lines)
-    assert any(line[1:3] == ["position", "2"] and "0.00" in line for line in lines)
-    assert any(line[1:3] == ["drafter", "feature"] and "0.67" in line for line in lines)
-    assert any(line[1:3] == ["off:", "vocabulary"] and "4" in line for line in lines)
+    assert any(line[:2] == ["position", "1"] and "1.00" in line for line in lines), "counted from 1, as people do"
+    assert any(line[:2] == ["position", "3"] and "0.00" in line for line in lines)
+    assert not any(line[:2] in (["position", "0"], ["position", "4"]) for line in lines)
+    assert any(line[:2] == ["drafter", "feature"] and "0.67" in line for line in lines)
+    assert any(line[:2] == ["off:", "vocabulary"] and "4" in line for line in lines)
+
+
+def test_positions_beyond_those_shown_are_summed_and_said() -> None:
+    tested, accepted = (f"outrider_spec_decode_num_{name}_tokens_per_pos_total" for name in ("tested", "accepted"))
+    values = {(tested, frozenset({("position", str(at))})): 4.0 for at in range(12)}
+    values |= {(accepted, frozenset({("position", str(at))})): 1.0 for at in range(12)}
+    lines = shown(Seen(worker("orchestrate"), Sample(1.0, values))).splitlines()
+    assert sum(line.startswith("position ") for line in lines) == 8
+    [further] = [line.split() for line in lines if "further" in line]
+    assert further == ["4", "further", "ones,", "up", "to", "12", "4", "16", "0.25"]
+
+
+def test_eighty_columns_hold_every_name_figure_and_address_in_one_piece() -> None:
+    values = {(f"outrider_{name}", frozenset[tuple[str, str]]()): 123456.0 for name in (
+        "generation_tokens_total", "draft_drafted_tokens_total", "num_requests_waiting",
+        "spec_decode_num_tested_tokens_total", "spec_decode_num_accepted_tokens_total",
+    )} | {("outrider_kv_cache_usage_perc", frozenset[tuple[str, str]]()): 1.0}  # fmt: skip
+    before = Sample(1.0, dict.fromkeys(values, 0.0))
+    seen = [Seen(described(role), Sample(11.0, values), before) for role in ("orchestrate", "verify", "draft")]
+    text = shown(*seen, width=80)
+    for whole in ("orchestrators", "draft workers", "127.0.0.1:45678", "200/256", "123456", "12345.6", "100%", "1.00"):
+        assert whole in text, text
+    for each in seen:
+        assert f"{each.worker.worker_id} " in text, text
+
+
+def described(role: str) -> WorkerDescription:
+    name = {"orchestrate": "orchestrator-1", "verify": "verify-1", "draft": "draft-1"}[role]
+    return WorkerDescription(
+        WorkerId(name), role, "127.0.0.1:45678", "toy", Vocabulary("toy", 8), 64, capacity=256, load=200
+    )
 
 
 def test_rates_come_of_two_looks(orchestrator: tuple[Metrics, str]) -> None:
@@ -92,11 +124,11 @@ def test_workers_of_all_roles_have_a_line_whether_or_not_they_have_metrics() -> 
         Seen(worker("verify", draining=True), verifier),
         Seen(worker("draft", attributes={"trouble": "[red]it hangs[/red]"}), nowhere),
     )
-    verifier_line = next(line for line in text.splitlines() if "verifier" in line)
+    verifier_line = next(line for line in text.splitlines() if "verify-1" in line)
     assert "draining" in verifier_line
     assert "25%" in verifier_line
     assert verifier_line.split().count("5") == 1
-    draft_line = next(line for line in text.splitlines() if "draft worker" in line)
+    draft_line = next(line for line in text.splitlines() if "draft-1" in line)
     assert "[red]it hangs[/red], no metrics: " in draft_line
     assert NOTHING in draft_line
 

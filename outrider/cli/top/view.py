@@ -9,9 +9,15 @@ from rich.table import Table
 from outrider.cli.top.scrape import Sample, summed
 from outrider.messages import WorkerDescription
 
-ROLES = {"orchestrate": "orchestrator", "verify": "verifier", "draft": "draft worker"}
+ROLES = {"orchestrate": "orchestrators", "verify": "verifiers", "draft": "draft workers"}
+COLUMNS = {
+    "orchestrate": ("sessions", "tokens", "per s", "accepted"),
+    "verify": ("sessions", "waiting", "KV used"),
+    "draft": ("sessions", "KV used", "tokens", "per s"),
+}
+"""Figures of each role."""
 MAX_POSITIONS = 8
-"""Distances from the start of an epoch that are shown."""
+"""Distances from the start of an epoch that are shown; people count them from 1, the metric's label from 0."""
 TOKENS = "outrider_generation_tokens_total"
 TESTED, ACCEPTED = "outrider_spec_decode_num_tested_tokens", "outrider_spec_decode_num_accepted_tokens"
 NOTHING = "–"
@@ -36,44 +42,46 @@ class Seen:
 def page(seen: Sequence[Seen]) -> Group:
     """Return all tables."""
     orchestrators = [each for each in seen if each.worker.role == "orchestrate"]
-    return Group(workers_table(seen), speculation_table(summed(each.now for each in orchestrators)))
-
-
-def workers_table(seen: Sequence[Seen]) -> Table:
-    """Return one line for each process."""
-    table = Table(title="workers", title_justify="left")
-    for name in ("role", "id", "address", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("sessions", "waiting", "KV used", "tokens", "tokens/s", "accepted"):
-        table.add_column(name, justify="right")
-    for each in seen:
-        table.add_row(*_line(each))
+    tables = [table_of(role, [each for each in seen if each.worker.role == role]) for role in ROLES]
     if not seen:
-        table.add_row("nobody is in the registry", *[""] * 9)
+        return Group("nobody is in the registry")
+    return Group(
+        *(table for table in tables if table.row_count), speculation_table(summed(each.now for each in orchestrators))
+    )
+
+
+def table_of(role: str, seen: Sequence[Seen]) -> Table:
+    """Return one line for each process of a role; the figures are wide enough for a terminal of 80 columns."""
+    table = Table(title=ROLES[role], title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("id", "address"):
+        table.add_column(name, overflow="fold")
+    for name in COLUMNS[role]:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for each in seen:
+        figures = _figures(each)
+        table.add_row(
+            each.worker.worker_id, each.worker.address, *(figures[name] for name in COLUMNS[role]), _state(each)
+        )
     return table
 
 
-def _line(each: Seen) -> tuple[str, ...]:
+def _figures(each: Seen) -> dict[str, str]:
+    """Return what columns can show of a process."""
     worker, now = each.worker, each.now
-    drafts = worker.role == "draft"
-    counter = "outrider_draft_drafted_tokens_total" if drafts else TOKENS
+    counter = "outrider_draft_drafted_tokens_total" if worker.role == "draft" else TOKENS
     has_tokens = bool(now.values) and worker.role != "verify"
     rate = each.rate(counter) if has_tokens else None
-    waiting = f"{now.total('outrider_num_requests_waiting'):.0f}" if worker.role == "verify" and now.values else NOTHING
     usage = "outrider_kv_cache_usage_perc"
     has_pool = any(name == usage for name, _ in now.values)
-    return (
-        ROLES.get(worker.role, worker.role),
-        worker.worker_id,
-        worker.address,
-        _state(each),
-        f"{worker.load}/{worker.capacity}",
-        waiting,
-        f"{now.total(usage):.0%}" if has_pool else NOTHING,
-        f"{now.total(counter):.0f}" if has_tokens else NOTHING,
-        f"{rate:.1f}" if rate is not None else NOTHING,
-        _ratio(now.total(f"{ACCEPTED}_total"), now.total(f"{TESTED}_total")),
-    )
+    return {
+        "sessions": f"{worker.load}/{worker.capacity}",
+        "waiting": f"{now.total('outrider_num_requests_waiting'):.0f}" if now.values else NOTHING,
+        "KV used": f"{now.total(usage):.0%}" if has_pool else NOTHING,
+        "tokens": f"{now.total(counter):.0f}" if has_tokens else NOTHING,
+        "per s": f"{rate:.1f}" if rate is not None else NOTHING,
+        "accepted": _ratio(now.total(f"{ACCEPTED}_total"), now.total(f"{TESTED}_total")),
+    }
 
 
 def _state(each: Seen) -> str:
@@ -90,16 +98,20 @@ def _is_degraded(sample: Sample) -> bool:
 
 def speculation_table(sample: Sample) -> Table:
     """Return what speculation did since the orchestrators started, by position, by drafter, and why it was off."""
-    table = Table(title="speculation", title_justify="left")
+    table = Table(title="speculation", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in ("", "accepted", "tested", "rate"):
         table.add_column(name, justify="left" if not name else "right")
     tested, accepted = (
         sample.by(f"{TESTED}_per_pos_total", "position"),
         sample.by(f"{ACCEPTED}_per_pos_total", "position"),
     )
-    for position in (str(number) for number in range(MAX_POSITIONS)):
-        if tested.get(position):
-            _add(table, f"position {position}", accepted.get(position, 0.0), tested[position])
+    positions = sorted(int(position) for position, number in tested.items() if number and position.isdecimal())
+    for position in positions[:MAX_POSITIONS]:
+        _add(table, f"position {position + 1}", accepted.get(str(position), 0.0), tested[str(position)])
+    if len(positions) > MAX_POSITIONS:
+        further = [str(position) for position in positions[MAX_POSITIONS:]]
+        name = f"{len(further)} further ones, up to {positions[-1] + 1}"
+        _add(table, name, sum(accepted.get(each, 0.0) for each in further), sum(tested[each] for each in further))
     by_drafter = sample.by("outrider_drafter_accepted_tokens_total", "drafter")
     for drafter, number in sorted(sample.by("outrider_drafter_tested_tokens_total", "drafter").items()):
         _add(table, f"drafter {drafter}", by_drafter.get(drafter, 0.0), number)
