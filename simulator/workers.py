@@ -72,7 +72,10 @@ class TimedVerifier(_Worker):
     def post(self, event: InboxEvent) -> None:
         """Something arrives now."""
         if self.alive:
+            # The engine notes when it came; a verifier's own time stands still while it has nothing to do.
+            own_s, self.now_s = self.now_s, self._clock.now_s
             self.engine.post(event)
+            self.now_s = own_s
             self._wake(self._clock.now_s)
 
     def _take_turn(self) -> None:
