@@ -64,6 +64,8 @@ from outrider.telemetry import log_ids
 MAX_FAILED_STEPS = 5
 """Token steps in a row that may fail before the drafter counts as broken."""
 STATUS_INTERVAL_S = 0.5
+EARLY_TOKENS = 8
+"""Tokens after which a session's first report does not wait for that."""
 """How often a working session reports."""
 
 log = logging.getLogger(__name__)
@@ -359,7 +361,9 @@ class DraftWorker:
         now_s = self._clock()
         for session in self._sessions.values():
             has_news = session.num_drafted != session.num_reported
-            if has_news and session.ready and now_s - session.reported_at_s >= STATUS_INTERVAL_S:
+            # What drafting takes is of use at once: a short generation is over before the interval is.
+            is_first = session.num_reported == 0 and session.num_drafted >= EARLY_TOKENS
+            if has_news and session.ready and (is_first or now_s - session.reported_at_s >= STATUS_INTERVAL_S):
                 self._report(session)
 
     def _fail(self, session: Session, error: Exception, cause: str) -> None:

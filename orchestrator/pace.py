@@ -48,6 +48,8 @@ class Pace:
         """Whether it was ever told what drafting takes; until then it may be anything."""
         self.sort = ""
         """Of the drafter."""
+        self.is_retrial = False
+        """Whether nobody has tried the drafter for so long that this session does, whatever its first test costs."""
         self.is_unlike = False
         """Whether this text has been found to be unlike the earlier ones: then they tell little of it."""
         self.lost_s = 0.0
@@ -106,7 +108,7 @@ class Pace:
         self._judged, self.lost_s, self.is_unlike = (0, 0), 0.0, False
         self.alpha = prior.estimator() if prior.num_tests else AlphaEstimator()
         self.draft_s = prior.draft_s
-        self.is_timed = self.draft_s > 0.0
+        self.is_timed, self.is_retrial = self.draft_s > 0.0, prior.is_stale
 
     def begin(self, now_s: float) -> bool:
         """Start from what other sessions of the verifier have seen lately; say whether there are any.
@@ -131,6 +133,8 @@ class Pace:
         if self._judged[1] or undrafted is not None:
             trip_s = median(self._trips_s) if self._trips_s else None
             self.prior.note(self._judged, undrafted, trip_s, self.draft_s)
+        else:
+            self.prior.pass_over()
         self._judged = (0, 0)
 
     def observe(self, committed: Round, plan: Speculation, waited_s: float | None, now_s: float) -> None:

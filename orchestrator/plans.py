@@ -127,6 +127,8 @@ class Planner:
         extra_s = max(0.0, bare.draft_s + bare.round_trip_s - bare.pass_s(1))
         # Beside others a row that nobody drafts for is one that the division could have made more of.
         made = self._pace.num_tests + (self._pace.num_undrafted if self.is_beside else 0)
+        if self._pace.is_retrial and self._pace.lost_s == 0.0:
+            return made < FIRST_TESTS
         # Two rounds: another one has begun by the time that the verifier hears that the trial is over.
         return made < FIRST_TESTS and self._pace.lost_s + 2.0 * extra_s <= FIRST_PASSES * bare.pass_s(1)
 

@@ -25,6 +25,8 @@ HOPING_SESSIONS = 8
 """Sessions without which a text may be hoped to have everything drafted."""
 MIN_SESSIONS = 3
 """Sessions that tell how alike they are."""
+MAX_UNTRIED = 8
+"""What is believed of a drafter that nobody tries cannot change."""
 MAX_SORTS = 64
 
 
@@ -39,6 +41,8 @@ class Prior:
         self._trips_s: deque[float] = deque(maxlen=MEMORY)
         self.draft_s = 0.0
         """Seconds per draft token, as the last session saw it."""
+        self._num_untried = 0
+        """Sessions in a row that asked for no drafts."""
 
     @property
     def num_tests(self) -> float:
@@ -49,6 +53,11 @@ class Prior:
     def is_known(self) -> bool:
         """Whether a session may decide by it alone."""
         return self.num_tests >= KNOWN_TESTS
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether so many sessions did without drafts that the next should try again, whatever its first test costs."""
+        return self._num_untried >= MAX_UNTRIED
 
     @property
     def trip_s(self) -> float | None:
@@ -76,6 +85,7 @@ class Prior:
             draft_s: seconds per draft token; 0: not measured.
         """
         accepted, tested = judged
+        self._num_untried = 0
         if tested > 0.0:
             weight = min(1.0, MAX_SESSION_TESTS / tested)
             self._sessions.append((accepted * weight, tested * weight))
@@ -84,6 +94,10 @@ class Prior:
         if trip_s is not None:
             self._trips_s.append(trip_s)
         self.draft_s = draft_s or self.draft_s
+
+    def pass_over(self) -> None:
+        """Take that a session did without drafts."""
+        self._num_untried += 1
 
     def estimator(self) -> AlphaEstimator:
         """Return what a new session believes."""

@@ -280,7 +280,9 @@ class Tuning:
 
     def _choose_first(self, costs: Costs, now_s: float) -> None:
         """Choose before anything was measured here; a trial where earlier sessions leave it open."""
-        self._set(self._best_or_trial(costs, now_s))
+        plan, default = self._best_or_trial(costs, now_s), self._planner.default()
+        # Before it is known what a draft token takes, long proposals may take any time.
+        self._set(plan if self.pace.is_timed or plan.gamma <= default.gamma else default)
         if not self.speculation.enabled:
             self._note_off(now_s, self._why_off(costs))
 

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.company import Company
 from orchestrator.pass_costs import PassCosts
 from orchestrator.plans import FIRST_TESTS
-from orchestrator.priors import DEFAULT_WORTH, MAX_WORTH, Prior
+from orchestrator.priors import DEFAULT_WORTH, MAX_UNTRIED, MAX_WORTH, Prior
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
 from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
@@ -114,7 +114,14 @@ def test_why_nothing_is_drafted_is_told_apart() -> None:
     useless = Simulation(TRAINED_ON_CPU, texts(12, (0.0,)), 1).run()
     assert useless.off[-1] == "below_plain", "it has made a trial of its own"
     slow = replace(TRAINED_ON_CPU, draft_s=0.1)
-    assert Simulation(slow, texts(12, (0.0,)), 1).run().off[-1] == "earlier_sessions"
+    assert Simulation(slow, texts(6, (0.0,)), 1).run().off[-1] == "earlier_sessions"
+
+
+def test_a_drafter_that_earlier_sessions_found_too_slow_is_tried_again_now_and_then() -> None:
+    slow = replace(TRAINED_ON_CPU, draft_s=0.1)
+    off = Simulation(slow, texts(40, (0.0,)), 1).run().off
+    assert off[11:].count("below_plain") == 1 + 27 // (MAX_UNTRIED + 1)
+    assert set(off[10:]) == {"below_plain", "earlier_sessions"}
 
 
 def test_sessions_make_only_short_trials_once_others_have_made_theirs() -> None:

@@ -245,3 +245,25 @@ def test_ten_thousand_sessions_on_a_thousand_workers() -> None:
     fleet = Fleet(300, 700, 8, zones=4)
     found = simulate(Setting(costs, Load(10_000, 10, 6, 1), fleet, seconds=10_000, warm_up_s=2))
     assert (found.finished, found.failed) == (10_000, 0)
+
+
+# --- the policy, over many short generations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verify_ms", "draft_ms", "trip_ms", "alpha"),
+    [(5, 1, 3, 0.7), (5, 1, 1, 0.7), (16, 1.3, 8, 0.3), (16, 1, 16, 0.7)],
+    ids=["quick", "near", "seldom-right", "far"],
+)
+def test_short_generations_draft_at_least_as_fast_as_plain_and_as_a_fixed_plan(
+    verify_ms: float, draft_ms: float, trip_ms: float, alpha: float
+) -> None:
+    # Of under half a second each, with one after the other: what one has learnt is of use to the next.
+    def rate(choice: SpeculationChoice) -> float:
+        load = Load(1, 64, 96, 0, (alpha,), choice)
+        setting = Setting(flat(verify_ms, draft_ms, trip_ms), load, seconds=12, warm_up_s=4)
+        return simulate(setting).session_tokens_per_s
+
+    automatic = rate(SpeculationChoice())
+    assert automatic > 0.97 * rate(OFF)
+    assert automatic > 0.95 * rate(SpeculationChoice(gamma=4, window=8))
