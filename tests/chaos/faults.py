@@ -174,6 +174,7 @@ async def _full_disk(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[
         yield
     finally:
         fleet.store.free_disk()
+        await fleet.store.write_file_anew()
 
 
 @asynccontextmanager

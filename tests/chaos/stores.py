@@ -1,9 +1,11 @@
 """The store's server of a run: its own process on a fixed port, with an append-only file that outlives it."""
 
+import asyncio
 import os
 import resource
 import signal
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from tests.chaos.clocks import Clock
 
 NAP_S = 1e-4
 """How long the server's shortest nap takes."""
+REWRITE_S = 5.0
+"""How long the server may take to write its file anew."""
+POLL_S = 0.02
 ROOM_BYTES = 64
 """What a full disk still has room for: the end of the command that finds it full."""
 
@@ -107,6 +112,24 @@ class Store:
     def free_disk(self) -> None:
         """Let it grow again."""
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    async def write_file_anew(self) -> None:
+        """Do what an operator does after a full disk, which may have left a hole in the append-only file.
+
+        A second full disk would cut off what was acknowledged in front of it. Another fault may end the server first.
+        """
+        with suppress(TimeoutError, RedisError):
+            async with asyncio.timeout(REWRITE_S):
+                while await self.refusal():  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(POLL_S)
+                await self._no_rewrite()
+                await self.admin.bgrewriteaof()
+                await self._no_rewrite()
+
+    async def _no_rewrite(self) -> None:
+        """Wait until the file is not being written anew."""
+        while (await self.admin.info("persistence"))["aof_rewrite_in_progress"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(POLL_S)
 
     def status(self) -> str:
         """Return the process's state, as the kernel has it."""
