@@ -18,6 +18,7 @@ from outrider.messages import (
     DecodeResponseMessage,
     Draining,
     Preparing,
+    PromptScores,
     Proposal,
     ProposeHello,
     ProposeRequestMessage,
@@ -136,7 +137,7 @@ class Control:
                 self.draining = True
             if isinstance(item, Draining | Preparing):
                 continue
-            assert not isinstance(item, Malformed | Ended), item
+            assert not isinstance(item, Malformed | Ended | PromptScores), item
             if isinstance(item, Broken):
                 raise item.error
             assert item.start == len(self.committed)
