@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
 from outrider.model.kv import BlockPool, BlockSlot, block_slot
 from outrider.model.runner import BLOCK_LEN, BlockAccess, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows
@@ -50,9 +51,9 @@ class TimedRunner:
         """There are no bytes in a simulated pool.
 
         Raises:
-            NotImplementedError: always; without a tier nobody asks.
+            FailedPrecondition: always; without a tier nobody asks.
         """
-        raise NotImplementedError("a simulated verifier has no KV tier")
+        raise FailedPrecondition("a simulated verifier has no KV tier")
 
     def new_slot(self, *, by_class: bool = True) -> BlockSlot:
         """Return an empty slot."""

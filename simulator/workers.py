@@ -5,6 +5,7 @@ a time of its own: it runs ahead of the clock by what its model takes, and what 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from draft_service.metrics import DraftMetrics
@@ -27,7 +28,7 @@ LEAST_STEP_S = 1e-6
 """A step that does nothing takes at least so long, so that time goes on."""
 
 
-class _Worker:
+class _Worker(ABC):
     """What both have: a place, a time of their own, and a next turn."""
 
     def __init__(self, worker_id: WorkerId, zone: int, clock: Clock) -> None:
@@ -54,8 +55,9 @@ class _Worker:
             self.now_s, self._next_s = max(self.now_s, due_s), math.inf
             self._take_turn()
 
+    @abstractmethod
     def _take_turn(self) -> None:
-        raise NotImplementedError
+        """Do what is due."""
 
 
 class TimedVerifier(_Worker):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import InvalidRequest
+from outrider.errors import FailedPrecondition, InvalidRequest
 from outrider.gamma import Costs as Model
 from outrider.gamma import pipelined_rate, plain_rate, sequential_rate
 from outrider.generation import Chunk, SpeculationChoice
@@ -16,6 +16,7 @@ from simulator.clock import Clock
 from simulator.cluster import Cluster, simulate
 from simulator.costs import Costs, StepCost, step_cost
 from simulator.registry import at_once
+from simulator.runner import TimedRunner
 from simulator.setting import Fleet, Load, Setting, ZoneLoss
 from simulator.text import CYCLE, NEXT, VOCAB, Luck, continuation, prompt
 
@@ -267,3 +268,8 @@ def test_short_generations_draft_at_least_as_fast_as_plain_and_as_a_fixed_plan(
     automatic = rate(SpeculationChoice())
     assert automatic > 0.97 * rate(OFF)
     assert automatic > 0.95 * rate(SpeculationChoice(gamma=4, window=8))
+
+
+def test_a_simulated_verifier_refuses_to_give_bytes_of_kv() -> None:
+    with pytest.raises(FailedPrecondition, match="no KV tier"):
+        _ = TimedRunner(flat(), 4, 256, lambda _: None).block_access
