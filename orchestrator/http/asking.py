@@ -344,6 +344,9 @@ def _forced_call(body: ChatRequest, tools: list[Tool] | None, *, calls_known: bo
     allowed = [tool for tool in tools if named in (None, tool.function.name)]
     if not allowed:
         raise InvalidRequest("tool_choice.function.name", named, "the name of one of the tools")
+    other = next(iter(grammars(body)), None)
+    if other is not None:
+        raise InvalidRequest(other, "a grammar", "nothing beside a tool_choice that makes the whole answer a call")
     calls = {"anyOf": [_call_schema(tool) for tool in allowed], "x-guidance": COMPACT}
     lark = f'start: "{TOOL_START}\\n" call "\\n{TOOL_END}"\ncall: %json {json.dumps(calls)}\n'
     return Grammar(GrammarKind.LARK, lark)

@@ -153,6 +153,8 @@ def test_a_call_that_must_be_made_is_a_grammar() -> None:
         chat(calls_known=False, tools=[TOOL], tool_choice="required")
     with pytest.raises(InvalidRequest, match="name of one of the tools"):
         chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "sub"}})
+    with pytest.raises(InvalidRequest, match="guided_regex"):
+        chat(tools=[TOOL], tool_choice="required", guided_regex="a+")
 
 
 def test_a_prediction_is_its_text() -> None:
