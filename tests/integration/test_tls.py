@@ -22,7 +22,7 @@ from outrider.generation import GenerationRequest, SpeculationChoice, TextPrompt
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyLanguage, ToyTokenizer
 from outrider.process import run_service
-from outrider.rpc import ClientTls, RpcServer, channel, client_tls, rpc_errors, transport
+from outrider.rpc import Broken, ClientTls, RpcServer, channel, client_stream, client_tls, rpc_errors, transport
 from outrider.sampling import greedy_token
 from outrider.v1 import draft_pb2, draft_pb2_grpc, types_pb2, verify_pb2, verify_pb2_grpc
 from tests.authority import Authority, Identity
@@ -125,9 +125,16 @@ async def propose(address: str, tls: ClientTls, hello: verify_pb2.ProposeHello) 
     """Say hello and return the first answer; the stream is left at once."""
     async with channel(address, tls=tls) as to:
         call = verify_pb2_grpc.VerifyServiceStub(to).Propose(timeout=10)
-        with rpc_errors():
-            await call.write(verify_pb2.ProposeRequest(hello=hello))
-            return await call.read()
+        async with client_stream(call, _as_it_is, _as_it_is) as stream:
+            stream.send(verify_pb2.ProposeRequest(hello=hello))
+            answer = await stream.receive()
+            if isinstance(answer, Broken):
+                raise answer.error
+            return answer
+
+
+def _as_it_is(message: Any) -> Any:
+    return message
 
 
 def hello_of(parts: Parts, worker_id: str) -> verify_pb2.ProposeHello:

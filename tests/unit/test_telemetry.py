@@ -8,6 +8,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,10 +25,17 @@ def root_logger() -> Iterator[None]:
     root.setLevel(level)
 
 
+def lines_of_a(log_format: Literal["plain", "json"]) -> io.StringIO:
+    """Configure the logs, and return where those of logger "a" go: other tests' threads may still speak."""
+    stream = io.StringIO()
+    configure_logging("INFO", log_format, stream)
+    logging.getLogger().handlers[0].addFilter(logging.Filter("a"))
+    return stream
+
+
 @pytest.mark.usefixtures("root_logger")
 def test_a_plain_line_ends_with_the_ids_of_its_context() -> None:
-    stream = io.StringIO()
-    configure_logging("INFO", "plain", stream)
+    stream = lines_of_a("plain")
     with log_ids(session="s1"), log_ids(worker="w"):
         logging.getLogger("a").info("hello %d", 1)
     logging.getLogger("a").info("bye")
@@ -39,8 +47,7 @@ def test_a_plain_line_ends_with_the_ids_of_its_context() -> None:
 
 @pytest.mark.usefixtures("root_logger")
 def test_a_json_line_has_the_ids_as_fields_and_the_traceback() -> None:
-    stream = io.StringIO()
-    configure_logging("INFO", "json", stream)
+    stream = lines_of_a("json")
     with log_ids(session="s1"):
         try:
             raise KeyError("gone")
@@ -53,8 +60,7 @@ def test_a_json_line_has_the_ids_as_fields_and_the_traceback() -> None:
 
 @pytest.mark.usefixtures("root_logger")
 async def test_ids_that_a_task_has_noted_stay_in_it_and_are_names() -> None:
-    stream = io.StringIO()
-    configure_logging("INFO", "plain", stream)
+    stream = lines_of_a("plain")
 
     async def handler() -> None:
         note_ids(session="s1", request="a b]\n[é", trace="")
@@ -72,8 +78,7 @@ async def test_ids_that_a_task_has_noted_stay_in_it_and_are_names() -> None:
 
 @pytest.mark.usefixtures("root_logger")
 async def test_ids_follow_the_task_and_no_other() -> None:
-    stream = io.StringIO()
-    configure_logging("INFO", "json", stream)
+    stream = lines_of_a("json")
 
     async def speak(name: str) -> None:
         with log_ids(session=name):
