@@ -16,6 +16,9 @@ for _name, _help in {
     app.command(f"outrider.cli.drafters.live:{_name}", name=_name.rstrip("_"), help=_help)
 app.command("outrider.cli.drafters.train:train", help="Train a draft for a target, on text the target wrote.")
 app.command(
+    "outrider.cli.drafters.prompts:prompts", help="Write a file of varied prompts that a target can be trained by."
+)
+app.command(
     "outrider.cli.drafters.search_layers:search_layers",
     name="search-layers",
     help="Find the layers of a target that make the best draft of it.",
