@@ -1,6 +1,6 @@
 """What happens to a chain, and what must be done: the vocabulary of `verify_service.chain`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.ids import Epoch, TokenKind, WorkerId
@@ -85,6 +85,8 @@ class Test:
     """Kind of the token to draw when nothing is tested."""
     parents: tuple[int, ...] = ()
     """Of a tree: index of each token's parent, or -1."""
+    drawn_as: tuple[int, ...] = field(default=(), compare=False)
+    """Of a tree that was cut: `Tree.drawn_as`."""
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +101,7 @@ class Test:
     @property
     def tree(self) -> Tree | None:
         """The tree that is tested."""
-        return Tree(self.token_ids, self.parents, self.rows) if self.parents else None
+        return Tree(self.token_ids, self.parents, self.rows, self.drawn_as) if self.parents else None
 
     @property
     def num_fed_before(self) -> int:

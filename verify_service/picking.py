@@ -101,4 +101,7 @@ def _take_tree(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
     if not len(tree):
         return draw_test(place, TokenKind.BONUS)
     feed = place.unfed + tree.token_ids
-    return Test(place.epoch, place.committed_len, feed, place.held, tree.token_ids, tree.rows, None, tree.parents)
+    return Test(
+        place.epoch, place.committed_len, feed, place.held, tree.token_ids, tree.rows, None, tree.parents,
+        tree.drawn_as,
+    )  # fmt: skip

@@ -131,9 +131,15 @@ def chances_of(target: Tensor, row: SparseRow, children: Sequence[int]) -> tuple
 
     Returns:
         [children + 1] float64, the last for none; and [vocab] float64 weights.
+
+    Raises:
+        ValueError: the target's row sums to 0, or not to a finite number, as when a model returned NaN.
     """
     rest = target.double()
-    rest = rest / rest.sum()
+    total = float(rest.sum())
+    if not 0.0 < total < float("inf"):
+        raise ValueError(f"nothing to test with: the target's row sums to {total}")
+    rest = rest / total
     chances, none = [], 1.0
     for index, token in enumerate(children):
         left = Left.of(row, children[:index])

@@ -14,7 +14,7 @@ A node's row is the target's after the committed text and the node's own path: p
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -37,6 +37,8 @@ class Tree:
     """Index of each node's parent, or `ROOT`."""
     rows: tuple[SparseRow, ...] = ()
     """In modes that need rows one per family, in the order of their first children."""
+    drawn_as: tuple[int, ...] = field(default=(), compare=False)
+    """Of what was cut out of another tree: the number that each node has there, under which it was drawn."""
 
     def __len__(self) -> int:
         """Count the nodes."""
@@ -115,7 +117,8 @@ class Tree:
         parents = [self.parents[node] for node in nodes]
         rows = dict(zip(self.families, self.rows, strict=True)) if self.rows else {}
         kept = tuple(rows[parent] for parent in dict.fromkeys(parents)) if rows else ()
-        return Tree(self.tokens(nodes), tuple(at[parent] for parent in parents), kept)
+        drawn_as = tuple(self.drawn_as[node] for node in nodes) if self.drawn_as else tuple(nodes)
+        return Tree(self.tokens(nodes), tuple(at[parent] for parent in parents), kept, drawn_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +210,10 @@ def num_tree_mismatches(tree: Tree, key: bytes, base_len: int, epoch: Epoch) -> 
         base_len: absolute position of the root's children.
         epoch: the tree's.
     """
-    wrong, depths = 0, tree.depths
+    wrong, depths, drawn_as = 0, tree.depths, tree.drawn_as or range(len(tree))
     for row, children in zip(tree.rows, tree.families.values(), strict=True):
         tokens = tree.tokens(children)
         for index, (node, token) in enumerate(zip(children, tokens, strict=True)):
-            words = DraftWords(key, base_len + depths[node] - 1, epoch, node)
+            words = DraftWords(key, base_len + depths[node] - 1, epoch, drawn_as[node])
             wrong += draw_sibling(row, tokens[:index], words) not in (token, None)
     return wrong

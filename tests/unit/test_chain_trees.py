@@ -102,6 +102,8 @@ def test_a_pass_without_branches_tests_the_first_children() -> None:
     arrive(chain, tree())
     test = scheduled(chain)
     assert (test.feed, test.feed_parents, test.token_ids) == ((4, 5, 7, 9), (), (5, 7, 9))
+    assert test.tree is not None
+    assert test.tree.drawn_as == (0, 2, 4), "what tells whether a token was drawn from its row"
     assert only(follow(chain, (0, 1, 2), 3, 3), Report).kinds[-1] is TokenKind.BONUS
 
 

@@ -120,6 +120,12 @@ def test_rounding_of_a_row_leaves_something_to_draw_from() -> None:
     assert float(rest.sum()) > 0.0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0])
+def test_a_row_of_an_unsound_model_lets_no_child_pass(value: float) -> None:
+    with pytest.raises(ValueError, match="the target's row sums to"):
+        chances_of(torch.tensor([value, 0.0]), one_hot_row(0), [0])
+
+
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +180,17 @@ def test_the_verifier_can_draw_every_node_again() -> None:
     assert num_tree_mismatches(tree, key, 10, epoch) > 0
     swapped = Tree((tree.token_ids[1], tree.token_ids[0], *tree.token_ids[2:]), tree.parents, tree.rows)
     assert num_tree_mismatches(swapped, key, 9, epoch) > 0
+
+
+def test_what_is_cut_out_of_a_tree_was_drawn_under_the_numbers_it_had_there() -> None:
+    """By chance a node draws the same under another number: so many trees, for one of them to tell."""
+    for round_ in range(12):
+        epoch = Epoch(Generation(1, 1), round_)
+        tree, key = drawn_tree(epoch, 9), derive_key(KEY, Purpose.DRAFT)
+        path = tree.first_path
+        assert path.drawn_as == (0, 2)
+        for cut in (path, path.down_to(1), path.down_to(2), tree.down_to(1)):
+            assert num_tree_mismatches(cut, key, 9, epoch) == 0
 
 
 def test_keyed_draws_of_a_tree_can_be_repeated_and_differ_by_epoch() -> None:
