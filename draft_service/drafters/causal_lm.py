@@ -109,6 +109,9 @@ class CausalLm:
         slot = self._runner.new_slot(by_class=False)
         if self._prefix_reuse:
             slot.match(ids[:-1], [TokenClass.PROMPT] * (len(ids) - 1))
+            if self._runner.free_blocks < sum(other.promised_blocks for other in self._states.values()):
+                # What is known counted as free when others were promised room: their proposals are under way.
+                slot.truncate(0)
         self._states[session.session_id] = _State(
             session, slot, Penalised(session.prompt_len, session.grammar), len(ids) - 1
         )

@@ -108,6 +108,9 @@ class FeatureDrafter:
         slot = self._net.pool.new_slot(by_class=False, behind=ids[:1])
         if self._prefix_reuse:
             slot.match(ids[1:-1], [TokenClass.PROMPT] * max(0, len(ids) - 2))
+            if self._net.pool.num_free < sum(other.promised_blocks for other in self._states.values()):
+                # What is known counted as free when others were promised room: their proposals are under way.
+                slot.truncate(0)
         features = Features(self._net.hidden_size, self._net.dtype, self.info.context_len)
         self._states[session.session_id] = _State(
             session, slot, features, Penalised(session.prompt_len, session.grammar), sound_len=slot.length

@@ -311,6 +311,23 @@ def test_room_that_a_plan_promised_is_not_given_to_another() -> None:
     assert draw(drafter, "a", prompt(60), 8)[0] == continued(TARGET, prompt(60), 8, likeliest)
 
 
+def test_kept_kv_is_not_taken_over_where_it_is_the_room_that_a_plan_was_promised() -> None:
+    drafter, runner = toy(num_blocks=3)
+    drafter.open(session("before"), prompt(129))
+    draw(drafter, "before", prompt(129), 1)
+    drafter.close(SessionId("before"), keep=True)
+    ids = prompt(60, start=2)
+    drafter.open(session("a"), ids)
+    assert planned(drafter, "a", ids, 8) == Plan(8)
+    drafter.open(session("again"), prompt(129))
+    text = list(ids)
+    while len(text) < 68:
+        [outcome] = drafter.draw([Work(SessionId("a"), EPOCH, text, 68 - len(text))])
+        text += guesses(outcome).token_ids
+    assert text == ids + continued(TARGET, ids, 8, likeliest)
+    assert runner.kv_usage.holders == 1
+
+
 def test_kept_kv_is_taken_over_in_whole_blocks_by_ids() -> None:
     drafter, runner = toy()
     ids = prompt(200)
