@@ -78,6 +78,8 @@ class ProposeStreams:
         self._linger_s = linger_s
         self._links: dict[str, Link] = {}
         self._users: dict[str, int] = {}
+        self._closing: dict[str, asyncio.TimerHandle] = {}
+        """By verifier that no session needs: what ends its stream."""
         self._tasks: asyncio.TaskGroup = asyncio.TaskGroup()
 
     async def __aenter__(self) -> "ProposeStreams":
@@ -87,6 +89,8 @@ class ProposeStreams:
 
     async def __aexit__(self, *error: object) -> None:
         """Close all streams."""
+        for closing in self._closing.values():
+            closing.cancel()
         for link in self._links.values():
             link.close()
         await self._tasks.__aexit__(None, None, None)
@@ -94,6 +98,9 @@ class ProposeStreams:
     def acquire(self, address: str) -> None:
         """A session needs the verifier at an address: open a stream if there is none."""
         self._users[address] = self._users.get(address, 0) + 1
+        closing = self._closing.pop(address, None)
+        if closing is not None:
+            closing.cancel()
         if address not in self._links:
             link = self._links[address] = Link(address, self)
             link.task = self._tasks.create_task(self._keep(link), name=f"propose {address}")
@@ -103,7 +110,7 @@ class ProposeStreams:
         self._users[address] -= 1
         if not self._users[address]:
             del self._users[address]
-            asyncio.get_running_loop().call_later(self._linger_s, self._close_unused, address)
+            self._closing[address] = asyncio.get_running_loop().call_later(self._linger_s, self._close_unused, address)
 
     def send(self, address: str, message: ProposeMessage) -> None:
         """Send a message, or drop and count it where no stream is up; never waits."""
@@ -115,14 +122,11 @@ class ProposeStreams:
         """Whether a session needs the verifier at an address now."""
         return address in self._users
 
-    @property
-    def addresses(self) -> list[str]:
-        """Verifiers that a stream is kept to."""
-        return list(self._links)
-
     def _close_unused(self, address: str) -> None:
-        link = self._links.get(address)
-        if link is not None and address not in self._users:
+        """End a stream that no session has needed for long; one that comes before its task has ended gets another."""
+        del self._closing[address]
+        link = self._links.pop(address, None)
+        if link is not None:
             link.close()
 
     async def _keep(self, link: "Link") -> None:
