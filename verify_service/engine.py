@@ -202,11 +202,9 @@ class Engine:
         self._handle(event)
 
     def _drain_inbox(self) -> None:
-        while True:
-            try:
-                self._posted_s, event = self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        """Handle what is there now: what comes meanwhile, however fast, waits for the next step."""
+        for _ in range(self._inbox.qsize()):
+            self._posted_s, event = self._inbox.get_nowait()
             self._handle(event)
 
     # -- events ----------------------------------------------------------------------------------------------------

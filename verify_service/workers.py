@@ -83,6 +83,7 @@ class Workers:
 
     def park(self, worker_id: WorkerId, message: ProposeMessage, now_s: float) -> None:
         """Keep a message whose session is not open yet; too many are dropped and counted."""
+        self.expire(now_s)
         of_session = sum(entry.message.session_id == message.session_id for _, entry in self._parked)
         if len(self._parked) >= MAX_PARKED or of_session >= MAX_PARKED_PER_SESSION:
             self._counters["parked_overflow"] += 1

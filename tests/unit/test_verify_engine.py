@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.errors import FailedPrecondition, Internal, OutriderError, ResourceExhausted
-from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind
+from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import (
     COUNT_TOTAL,
     DecodeAttach,
@@ -16,19 +16,21 @@ from outrider.messages import (
     Preparing,
     Proposal,
     ProposalHeader,
+    ProposeHello,
     RollbackHint,
     SamplingParams,
     SparseRow,
     Speculation,
     TargetFeatures,
     VerdictCause,
+    Vocabulary,
 )
 from outrider.model.runner import Feed, Rows
 from outrider.model.toy import ToyLanguage, ToyRunner
 from outrider.sampling import UNSOUND
 from tests.unit.verify_desk import KEY, OFF, VOCAB, WORKER, ClassesMatter, Client, Desk, Request, noisy_draft, twin
 from verify_service.engine import EngineSettings
-from verify_service.inbox import CloseSession, Drain, Malformed, Stop
+from verify_service.inbox import CloseSession, Drain, JoinWorker, Malformed, Stop, Ticket
 from verify_service.roster import Limits
 
 WARM = SamplingParams(temperature=0.8)
@@ -575,6 +577,40 @@ def test_a_parked_proposal_is_dropped_after_a_second_and_too_many_at_once() -> N
     assert desk.engine.counters["parked_expired"] == 16
 
 
+def test_what_was_parked_too_long_leaves_room_for_what_comes_in_time() -> None:
+    desk = Desk()
+    late = Proposal(SessionId("s"), Epoch(Generation(1, 0)), 3, 3, 11, (1,))
+    for _ in range(16):
+        desk.propose(late)
+    desk.step()
+    expected = tuple(twin(Request()))
+    desk.propose(replace(late, token_ids=expected[:4]))
+    desk.step(dt_s=1.1)
+    client = Client(desk, Request(), noisy_draft(0.0), eager=0.0)
+    for _ in range(3):
+        desk.step()
+    assert desk.engine.counters["parked_overflow"] == 0
+    assert client.verdicts[0].token_ids == expected[:4]
+
+
+def test_what_arrives_while_the_inbox_is_read_waits_for_the_next_step() -> None:
+    desk, ended = Desk(), list[object]()
+
+    def opens_again(item: object) -> None:
+        """Answer the end of a stream with another one, as a worker does that is started twice."""
+        ended.append(item)
+        if len(ended) < 50:
+            desk.post(JoinWorker(Ticket(100 + len(ended)), hello, opens_again))
+
+    hello = ProposeHello(WorkerId("twice"), Vocabulary("toy", VOCAB))
+    desk.post(JoinWorker(Ticket(98), hello, opens_again))
+    desk.post(JoinWorker(Ticket(99), hello, opens_again))
+    desk.step()
+    assert len(ended) == 1
+    desk.step()
+    assert len(ended) == 2
+
+
 def test_a_proposal_of_a_generation_not_yet_attached_waits_for_it_one_second() -> None:
     desk = Desk()
     client = Client(desk, Request(), noisy_draft(0.0), eager=0.0)
@@ -862,7 +898,7 @@ def test_the_thread_serves_sleeps_and_stops() -> None:
     ends: list[Exception | None] = []
     desk.engine.start(ends.append)
     client = Client(desk, Request(max_tokens=20))
-    for _ in range(500):
+    for _ in range(6000):
         if client.done:
             break
         torch.zeros(1).add_(1)
@@ -870,6 +906,6 @@ def test_the_thread_serves_sleeps_and_stops() -> None:
     assert client.output == twin(client.request)
     left = Client(desk, Request("left"), noisy_draft(0.0), eager=0.0)
     desk.post(Stop())
-    assert desk.engine.join(5.0)
+    assert desk.engine.join(60.0)
     assert ends == [None]
     assert isinstance(left.errors[0], OutriderError)
