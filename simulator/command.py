@@ -199,15 +199,11 @@ def load(*, given: Given = GIVEN) -> None:
     Args:
         given: What is known, and what is asked about.
     """
+    _refuse(given, "part", "price")
     found = questions.levels(given.setting(), doubling(given.sessions))
     at = questions.yields_at(found)
     if given.json:
-        rows = [
-            {name: getattr(each, name).as_data() for name in ("plain", "fixed", "automatic")}
-            | {"sessions": each.sessions}
-            for each in found
-        ]
-        _print_json({"rows": rows, "yields_at": at})
+        _print_json({"rows": [each.as_data() for each in found], "yields_at": at})
         return
     header = ("sessions", "plain tokens/s", "always drafting", "to plain", "automatic", "to plain", "undrafted",
               "verifier busy")  # fmt: skip
@@ -226,6 +222,7 @@ def zone(*, lose: int = 0, at: float | None = None, detect_s: float = 1.0, given
         detect_s: Seconds until its peers notice; 10 to 15 where a network falls silent.
         given: What is known, and what is asked about.
     """
+    _refuse(given, "price")
     when = given.warm_up_s + given.seconds / 2 if at is None else at
     found = questions.loss(given.setting(ZoneLoss(lose, when, detect_s)), given.part)
     if given.json:
@@ -239,6 +236,17 @@ def zone(*, lose: int = 0, at: float | None = None, detect_s: float = 1.0, given
         ("longest pause of those, median", _ms(summary.pause_s)), ("99 % of them below", _ms(summary.pause_p99_s)),
         ("generations that failed", str(summary.failed)), ("how", summary.mode),
     ]))  # fmt: skip
+
+
+def _refuse(given: Given, *names: str) -> None:
+    """Refuse options that a question has no use for.
+
+    Raises:
+        InvalidRequest: one is set.
+    """
+    for name in names:
+        if getattr(given, name) != getattr(GIVEN, name):
+            raise InvalidRequest(name, getattr(given, name), "unset: it changes nothing here")
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

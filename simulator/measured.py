@@ -129,12 +129,17 @@ def read(path: Path, arm: str = "") -> Measured:
 
 
 def _of_arms(path: Path, arms: Any, setting: str) -> Measured:
+    if not isinstance(arms, list) or not all(isinstance(each, dict) for each in arms):
+        raise InvalidRequest("measured", type(arms).__name__, f"a list of objects under arms in {path.name}")
     found = [each for each in arms if each.get("arm") == "sequential" and setting in ("", each.get("setting"))]
     if not found:
         known = sorted({str(each.get("setting")) for each in arms})
         raise InvalidRequest("arm", setting, f"the setting of a sequential arm in {path.name}: {', '.join(known)}")
-    one = found[0]
-    return Measured({1: one["pass_ms"]}, {1: one["draft_ms"]}, one["trip_ms"], alpha=(one["alpha"],))
+    names = {"pass_ms": "verify_ms", "draft_ms": "draft_ms", "trip_ms": "round_trip_ms", "alpha": "alpha"}
+    missing = [name for name in names if name not in found[0]]
+    if missing:
+        raise InvalidRequest("measured", f"an arm without {missing[0]}", f"arms with {', '.join(names)} in {path.name}")
+    return Measured(**{known: _value(known, found[0][name]) for name, known in names.items()})
 
 
 def _of_object(path: Path, data: Any) -> Measured:

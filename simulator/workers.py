@@ -128,9 +128,6 @@ class TimedDraftWorker(_Worker):
         drafter = TimedDrafter(costs, luck, context_len, self.spend)
         self._worker = DraftWorker(drafter, lambda reports: post(self, reports), metrics, lambda: self.now_s)
         self._orders: list[Order] = []
-        self._open: set[object] = set()
-        self.joined: set[WorkerId] = set()
-        """Verifiers that it has a stream to."""
 
     def give(self, order: Order) -> None:
         """An order arrives now."""

@@ -78,6 +78,13 @@ def test_the_loss_of_a_zone_is_told_in_figures(capsys: pytest.CaptureFixture[str
     assert "sessions moved" in shown(capsys)
 
 
+@pytest.mark.parametrize("option", [{"part": 2}, {"price": ("verifier=1",)}], ids=["part", "price"])
+def test_an_option_that_a_question_has_no_use_for_is_refused(option: dict[str, object]) -> None:
+    for ask in (command.load, command.zone) if "price" in option else (command.load,):
+        with pytest.raises(InvalidRequest, match="it changes nothing here"):
+            ask(given=given(**option))
+
+
 def described(line: str) -> Setting:
     """What a command line would simulate, without simulating it."""
     _, bound, *_ = command.app.parse_args(shlex.split(line)[2:], exit_on_error=False, print_error=False)
@@ -146,8 +153,11 @@ def test_an_arm_of_the_benchmark_of_one_session_is_a_calibration() -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [("no JSON", "measured"), ("[1]", "measured"), ('{"speed": 1}', "speed"), ('{"verify_ms": "x"}', "verify_ms"),
-     ('{"calibration": 3}', "no object")],
-    ids=["no-json", "no-object", "unknown", "no-number", "no-calibration"],
+     ('{"calibration": 3}', "no object"), ('{"arms": 3}', "arms"), ('{"arms": [3]}', "arms"),
+     ('{"arms": [{"arm": "sequential", "draft_ms": 2}]}', "an arm without pass_ms"),
+     ('{"arms": [{"arm": "sequential", "pass_ms": "x", "draft_ms": 2, "trip_ms": 1, "alpha": 1}]}', "verify_ms")],
+    ids=["no-json", "no-object", "unknown", "no-number", "no-calibration", "no-arms", "no-arm", "half-an-arm",
+         "no-number-in-an-arm"],
 )  # fmt: skip
 def test_a_calibration_that_cannot_be_used_is_refused(tmp_path: Path, text: str, field: str) -> None:
     path = tmp_path / "measured.json"
