@@ -73,4 +73,7 @@ class DraftSettings(ModelSettings):
         """Take comma-separated numbers."""
         if not isinstance(value, str):
             return value
-        return tuple(int(part) for part in value.split(",")) if value.strip() else None
+        try:
+            return tuple(int(part) for part in value.split(",")) if value.strip() else None
+        except ValueError:
+            raise ValueError('numbers with commas between, such as "0,1,2,29"') from None

@@ -70,6 +70,11 @@ def test_drafters_that_do_not_exist_or_do_not_go_together_are_named(drafter: str
         DraftSettings(drafter=drafter)
 
 
+def test_layers_that_are_no_numbers_are_refused_by_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="numbers with commas between"):
+        DraftSettings.model_validate({"layers": "0,last"})
+
+
 # --- trained drafts ---------------------------------------------------------------------------------------------------
 
 
