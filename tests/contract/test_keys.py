@@ -101,7 +101,7 @@ async def test_a_refused_request_costs_nothing_and_keys_do_not_share(usage: Usag
         with pytest.raises(LimitReached) as refused:
             await usage.request(KEY, limits)
         waits.append(refused.value.retry_delay_s)
-    assert 59 < waits[-1] <= waits[0] <= 60
+    assert 30 < waits[-1] <= waits[0] <= 60
     await usage.request("ba9876543210", limits)
 
 
@@ -126,14 +126,14 @@ async def test_places_are_limited_and_free_again_when_they_are_left(usage: Usage
 async def test_the_place_of_a_process_that_is_gone_comes_back_and_a_renewed_one_stays(
     client: StoreClient, prefix: str
 ) -> None:
-    usage, limits = Usage(client, prefix=prefix, place_ttl_s=0.3), KeyLimits(concurrent=1)
+    usage, limits = Usage(client, prefix=prefix, place_ttl_s=1.0), KeyLimits(concurrent=1)
     await usage.enter(KEY, limits, "a/1")
     for _ in range(4):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         await usage.renew(KEY, limits, "a/1", 0)
     with pytest.raises(LimitReached):
         await usage.enter(KEY, limits, "b/1")
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.1)
     await usage.enter(KEY, limits, "b/1")
     await usage.renew(KEY, limits, "a/1", 0)  # lost is lost
     await usage.leave(KEY, limits, "b/1", 0)
@@ -169,19 +169,20 @@ async def test_tokens_are_set_aside_and_the_unused_ones_come_back(usage: Usage, 
             await attempt
         assert refused.value.limit == name
         period_s = 60 if name == "tokens_per_minute" else 86_400
-        assert refused.value.retry_delay_s == pytest.approx(period_s * 101 / 1000, rel=0.05)
+        wait_s = period_s * 101 / 1000
+        assert wait_s - 4 < refused.value.retry_delay_s <= wait_s + 0.1, "some may have come back meanwhile"
     await usage.leave(KEY, limits, "a/1", 900)
     await usage.enter(KEY, limits, "b/1")
 
 
 async def test_what_a_lost_process_had_set_aside_and_not_used_comes_back(client: StoreClient, prefix: str) -> None:
-    usage, limits = Usage(client, prefix=prefix, place_ttl_s=0.2), KeyLimits(tokens_per_day=1000)
+    usage, limits = Usage(client, prefix=prefix, place_ttl_s=1.0), KeyLimits(tokens_per_day=1000)
     await usage.enter(KEY, limits, "a/1")
     await usage.reserve(KEY, limits, "a/1", 3000)
     await usage.renew(KEY, limits, "a/1", 2700)
     with pytest.raises(LimitReached):
         await usage.enter(KEY, limits, "b/1")
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(1.1)
     await usage.enter(KEY, limits, "b/1")
     await usage.reserve(KEY, limits, "b/1", 699)
     await usage.enter(KEY, limits, "c/1")

@@ -464,7 +464,7 @@ async def test_the_kv_directory_tells_who_holds_how_much_since_when(store: Sessi
     first, second = await store.kv_locations(SESSION)
     assert (first.worker_id, first.prefix_len, first.epoch) == ("v2", 3, Epoch())
     assert (second.worker_id, second.prefix_len, second.epoch) == ("v 1", 2, epoch)
-    assert abs(second.last_used_s - time.time()) < 5
+    assert abs(second.last_used_s - time.time()) < 60
     await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v2"), 0))
     assert [location.worker_id for location in await store.kv_locations(SESSION)] == ["v 1"]
 
@@ -519,15 +519,15 @@ async def test_every_operation_on_an_unknown_session_says_not_found(store: Sessi
 
 
 async def test_a_session_expires_whole_after_its_last_change_and_not_before(client: StoreClient) -> None:
-    store = SessionStore(client, session_ttl_s=0.4, prefix=f"test-{secrets.token_hex(4)}")
+    store = SessionStore(client, session_ttl_s=1.5, prefix=f"test-{secrets.token_hex(4)}")
     lease = await create(store)
     for position in range(3, 7):
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.45)
         await store.append(SESSION, lease.fence, position, [position], decode(1), b"\x01")
     await store.put_kv_location(SESSION, lease.fence, KvLocation(WorkerId("v"), 3))
     raw: Any = client
-    assert all([0 < await raw.pttl(key) <= 400 for key in store._keys(SESSION)])
-    await asyncio.sleep(0.6)
+    assert all([0 < await raw.pttl(key) <= 1500 for key in store._keys(SESSION)])
+    await asyncio.sleep(1.7)
     with pytest.raises(SessionNotFound):
         await store.read_log(SESSION)
     assert [await raw.exists(key) for key in store._keys(SESSION)] == [0] * len(PARTS)

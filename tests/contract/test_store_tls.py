@@ -77,12 +77,12 @@ def client_of(url: str, ca: str, shown: Identity | None) -> StoreClient:
         store_tls_cert=shown.cert if shown else "",
         store_tls_key=shown.key if shown else "",
     )
-    return open_client(settings.store_url, tls=settings.store_tls(), timeout_s=1.0)
+    return open_client(settings.store_url, tls=settings.store_tls(), timeout_s=10.0)
 
 
 async def ask(client: StoreClient) -> None:
     """Reach the store: it answers that it does not know a session."""
-    store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}", deadline_s=1.0)
+    store = SessionStore(client, prefix=f"test-{secrets.token_hex(4)}", deadline_s=30.0)
     with pytest.raises(SessionNotFound):
         await store.read_log(SessionId("s"))
 
@@ -91,14 +91,14 @@ def tier_of(url: str, shown: Identity | None) -> BlockServer:
     """Open the KV tier as a verifier does, from its settings."""
     named = {"store_tls_ca": shown.ca, "store_tls_cert": shown.cert, "store_tls_key": shown.key} if shown else {}
     told = VerifySettings(store_url="rediss://elsewhere", kv_tier_url=url, **named).tier  # type: ignore[arg-type]
-    return BlockServer(told.url, secrets.token_hex(8), ttl_s=60, max_blocks=4, timeout_s=1.0, tls=told.tls)
+    return BlockServer(told.url, secrets.token_hex(8), ttl_s=60, max_blocks=4, timeout_s=10.0, tls=told.tls)
 
 
 async def take_all_slots(url: str) -> None:
     """Make a server a cluster of its own."""
     admin: Any = Redis.from_url(url)
     await admin.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await admin.cluster("INFO"))["cluster_state"] != "ok":  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await admin.aclose()

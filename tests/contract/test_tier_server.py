@@ -35,7 +35,7 @@ def admin(tier_url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def server(tier_url: str, namespace: str) -> Iterator[BlockServer]:
-    opened = BlockServer(tier_url, namespace, ttl_s=TTL_S, max_blocks=4, timeout_s=1.0)
+    opened = BlockServer(tier_url, namespace, ttl_s=TTL_S, max_blocks=4, timeout_s=30.0)
     yield opened
     opened.close()
 
@@ -83,22 +83,22 @@ def test_touching_says_what_is_there_and_a_texts_first_block_goes_last(server: B
 
 
 def test_blocks_expire_unless_they_are_touched_and_expired_ones_take_no_room(tier_url: str, namespace: str) -> None:
-    short = BlockServer(tier_url, namespace, ttl_s=0.3, max_blocks=4, timeout_s=1.0)
+    short = BlockServer(tier_url, namespace, ttl_s=1.0, max_blocks=4, timeout_s=30.0)
     for number in range(4):
         short.put(key(number), blob(number))
     for _ in range(4):
-        time.sleep(0.1)
+        time.sleep(0.3)
         assert short.touch([key(0)]) == [True]
     assert [found is not None for found in short.get([key(0), key(1)])] == [True, False]
     assert [short.put(key(number), blob(number)) for number in (5, 6, 7)] == [0, 0, 0], "three have expired"
     assert short.get([key(0)]) != [None]
-    time.sleep(0.35)
+    time.sleep(1.1)
     assert short.get([key(0), key(5)]) == [None, None]
     short.close()
 
 
 def test_everything_of_a_namespace_is_gone_a_ttl_after_its_last_use(tier_url: str, namespace: str, admin: Any) -> None:
-    short = BlockServer(tier_url, namespace, ttl_s=0.1, max_blocks=4, timeout_s=1.0)
+    short = BlockServer(tier_url, namespace, ttl_s=0.1, max_blocks=4, timeout_s=30.0)
     short.put(key(1), blob(1))
     time.sleep(0.2)
     assert admin.keys(f"outrider:kv:{{{namespace}}}:*") == []
@@ -115,7 +115,7 @@ def test_a_dropped_block_is_gone_and_takes_no_room(server: BlockServer) -> None:
 
 
 def test_namespaces_do_not_see_each_other(server: BlockServer, tier_url: str) -> None:
-    other = BlockServer(tier_url, secrets.token_hex(8), ttl_s=TTL_S, max_blocks=4, timeout_s=1.0)
+    other = BlockServer(tier_url, secrets.token_hex(8), ttl_s=TTL_S, max_blocks=4, timeout_s=30.0)
     server.put(key(1), blob(1))
     assert other.get([key(1)]) == [None]
     other.close()
@@ -140,7 +140,7 @@ def test_a_full_server_says_so_and_others_are_unreachable(admin: Any, server: Bl
         assert server.get([key(1)]) == [bytes(blob(1))], "what is there can still be read"
     finally:
         admin.config_set("maxmemory", "0")
-    nowhere = BlockServer("unix:///nowhere/at/all.sock", namespace, ttl_s=TTL_S, max_blocks=4, timeout_s=1.0)
+    nowhere = BlockServer("unix:///nowhere/at/all.sock", namespace, ttl_s=TTL_S, max_blocks=4, timeout_s=30.0)
     with pytest.raises(TierError) as caught:
         nowhere.get([key(1)])
     assert caught.value.reason == "unreachable"

@@ -74,7 +74,7 @@ class Writer:
         self.token_ids += fresh
         self.journal.append(fresh, [TokenKind.ACCEPTED] * count)
 
-    async def confirmed(self, within_s: float = 10.0) -> None:
+    async def confirmed(self, within_s: float = 60.0) -> None:
         """Wait until all tokens are in the log.
 
         Raises:
@@ -87,7 +87,7 @@ class Writer:
                         task.result()
                 await asyncio.sleep(0.005)
 
-    async def write(self, count: int, within_s: float = 10.0) -> None:
+    async def write(self, count: int, within_s: float = 60.0) -> None:
         """Generate tokens and wait until they are in the log."""
         self.add(count)
         await self.confirmed(within_s)

@@ -13,7 +13,7 @@ from outrider.store.embedded import EmbeddedServer
 from tests.integration.cluster_bench import Bench, Running
 from verify_service.app import VerifyApp
 
-FAST: dict[str, Any] = {"heartbeat_ttl_s": 1.0, "toy_delay_s": 0.004}
+FAST: dict[str, Any] = {"heartbeat_ttl_s": 2.0, "toy_delay_s": 0.004}
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Gateway:
         """Wait until the orchestrator knows the verifier and so many draft workers."""
         assert self.app.sessions is not None
         placement = self.app.sessions.tools.placement
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             counts = -1, 0
             while counts[0] != drafters or not counts[1]:
                 counts = len(await placement.workers("draft")), len(await placement.workers("verify"))
@@ -56,7 +56,7 @@ async def gateway(*, drafters: int = 1, delay_s: float = 0.004, **settings: Any)
     """Run a cluster of the toy model with a store of its own."""
     async with EmbeddedServer() as server, Bench(server.url) as bench:
         _, verifier = await bench.verifier(store_url=server.url, **{**FAST, "toy_delay_s": delay_s})
-        known = {"heartbeat_ttl_s": 1.0, "http_listen": "127.0.0.1:0", **settings}
+        known = {"heartbeat_ttl_s": 2.0, "http_listen": "127.0.0.1:0", **settings}
         _, app, client = await bench.orchestrator([], [], **known)
         assert app.http is not None
         made = Gateway(bench, f"http://{app.http.address}/", app, client, verifier)

@@ -44,7 +44,7 @@ class Running:
         await self.app.start()
         self._task = asyncio.create_task(self.app.run())
         ready = asyncio.create_task(self.app.ready.wait())
-        await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         if not ready.done():
             await self._task
         assert ready.done()
@@ -130,7 +130,7 @@ async def hear(client: Client, request: GenerationRequest) -> Heard:
     return Heard([event async for event in client.generate(request)])
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for something that nothing announces."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  (the conditions are other components' counters)

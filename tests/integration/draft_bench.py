@@ -32,7 +32,7 @@ from outrider.v1 import draft_pb2_grpc, verify_pb2_grpc
 VOCAB = len(ToyTokenizer())
 LANGUAGE = ToyLanguage(VOCAB)
 """The toy target with the settings' defaults."""
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 KEY = bytes(range(16))
 
 DraftStream = Stream[DraftRequestMessage, DraftResponseMessage]

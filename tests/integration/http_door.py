@@ -69,8 +69,8 @@ async def door(
     known = {"http_listen": FREE, **orchestrator}
     running, app, client = await bench.orchestrator([verify], [draft] if draft else [], **known)
     assert app.http is not None
-    async with httpx.AsyncClient(base_url=f"http://{app.http.address}", timeout=30) as http:
-        async with asyncio.timeout(10):
+    async with httpx.AsyncClient(base_url=f"http://{app.http.address}", timeout=60) as http:
+        async with asyncio.timeout(60):
             while (await http.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         yield Door(app, running, client, http, verify, draft)

@@ -115,7 +115,7 @@ async def house(valkey_url: str) -> AsyncIterator[House]:
 async def call(address: str, method: str, request: Any, metadata: Any = ()) -> grpc.aio.AioRpcError | None:
     """Call a method, to its end; return the error it ends with."""
     async with channel(address) as to:
-        calling = getattr(GenerationServiceStub(to), method)(request, timeout=20, metadata=metadata)
+        calling = getattr(GenerationServiceStub(to), method)(request, timeout=60, metadata=metadata)
         try:
             if SERVICE.methods_by_name[method].server_streaming:
                 async for _ in calling:
@@ -178,7 +178,7 @@ async def test_a_stranger_is_told_the_same_of_an_unknown_id_and_of_a_wrong_secre
 
 async def test_health_answers_without_a_key(house: House) -> None:
     async with channel(house.addresses[0]) as to:
-        answer = await health_pb2_grpc.HealthStub(to).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        answer = await health_pb2_grpc.HealthStub(to).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -202,11 +202,11 @@ async def test_a_revocation_ends_what_runs_and_refuses_what_comes_within_the_tim
     key = await house.key()
     client, began = house.client(key), 0.0
     with pytest.raises(Unauthenticated, match="revoked"):
-        async for event in client.generate(ask(max_tokens=900)):
+        async for event in client.generate(ask(max_tokens=3900)):
             if isinstance(event, Chunk) and not began:
                 await house.keys.revoke(key.split("-")[1])
                 began = time.monotonic()
-            assert not began or time.monotonic() < began + WAIT_S + 2
+            assert not began or time.monotonic() < began + WAIT_S + 20, "the text would take twice as long"
     assert began
     with pytest.raises(Unauthenticated, match="revoked"):
         await client.models()
@@ -350,8 +350,8 @@ async def test_generations_at_one_time_are_counted_over_orchestrators_and_the_en
     house: House,
 ) -> None:
     here, there = await house.pair(concurrent=1)
-    for _ in range(5):
-        running = here.generate(ask(max_tokens=30))
+    for _ in range(3):
+        running = here.generate(ask(max_tokens=100))
         await anext(running)
         with pytest.raises(LimitReached) as refused:
             await hear(there, ask())
@@ -368,7 +368,7 @@ async def test_a_client_that_goes_away_gives_its_place_back(house: House) -> Non
     await eventually(lambda: hear(there, ask()))
 
 
-async def eventually(attempt: Callable[[], Any], within_s: float = 5.0) -> None:
+async def eventually(attempt: Callable[[], Any], within_s: float = 60.0) -> None:
     """Try until no limit refuses it."""
     async with asyncio.timeout(within_s):
         while True:
@@ -422,7 +422,7 @@ async def test_a_turn_without_tokens_left_writes_nothing_and_can_be_tried_again(
 async def test_a_killed_orchestrators_place_is_free_for_its_session_at_once_and_for_others_soon(
     valkey_url: str,
 ) -> None:
-    bench, house = await build(valkey_url, key_place_ttl_s=1.5)
+    bench, house = await build(valkey_url, key_place_ttl_s=4.0)
     async with bench:
         here, there = await house.pair(concurrent=1)
         heard: list[GenerationEvent] = []
@@ -474,7 +474,7 @@ async def test_keys_of_a_mounted_file_count_and_a_line_taken_out_counts_no_more(
             await with_two.models()
         assert (await house.client(await house.key()).models())[0].model == "toy"  # the store's count beside them
         write(second)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     await with_two.models()

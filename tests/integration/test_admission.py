@@ -33,7 +33,7 @@ async def bench(valkey_url: str) -> AsyncIterator[Bench]:
 async def test_a_generation_waits_for_a_place_and_then_runs(bench: Bench) -> None:
     verifier, _ = await bench.verifier(toy_delay_s=0.005)
     _, app, client = await bench.orchestrator([verifier], [], max_sessions=1)
-    async with aclosing(client.generate(ask(max_tokens=500))) as events:
+    async with aclosing(client.generate(ask(max_tokens=3000))) as events:
         await anext(events)
         waiting = asyncio.create_task(hear(client, ask(max_tokens=5)))
         done, _ = await asyncio.wait({waiting}, timeout=0.3)
@@ -45,7 +45,7 @@ async def test_a_generation_waits_for_a_place_and_then_runs(bench: Bench) -> Non
 async def test_a_wait_that_the_request_or_its_deadline_does_not_allow_is_refused_with_a_delay(bench: Bench) -> None:
     verifier, _ = await bench.verifier(toy_delay_s=0.005)
     _, app, client = await bench.orchestrator([verifier], [], max_sessions=1)
-    async with aclosing(client.generate(ask(max_tokens=500))) as events:
+    async with aclosing(client.generate(ask(max_tokens=3000))) as events:
         await anext(events)
         with pytest.raises(ResourceExhausted, match=r"may be waited for no longer than 0\.0 s") as refused:
             await hear(client, ask(max_wait_s=0.0))
@@ -53,7 +53,7 @@ async def test_a_wait_that_the_request_or_its_deadline_does_not_allow_is_refused
         async with grpc.aio.insecure_channel(app.address) as channel:
             request = pb.GenerateRequest(token_ids=pb.TokenIds(token_ids=[1, 2]))
             request.max_wait.FromMilliseconds(50)
-            call = GenerationServiceStub(channel).Generate(request, timeout=10.0)
+            call = GenerationServiceStub(channel).Generate(request, timeout=60.0)
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call.read()
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -91,7 +91,7 @@ async def test_case_26_a_worker_without_its_model_says_why_and_the_cluster_serve
 
 async def reason_of(address: str) -> str:
     """Return why a draft worker does not serve, once it has given up loading."""
-    async with channel(address) as to, asyncio.timeout(20):
+    async with channel(address) as to, asyncio.timeout(60):
         stub = draft_pb2_grpc.DraftServiceStub(to)
         while True:
             try:

@@ -86,7 +86,7 @@ async def test_case_04_a_drafter_that_only_proposes_ends_ends_nothing(valkey_url
     said = greedy(PROMPT, 60)
     assert 0 not in said
     async with cluster(valkey_url, LANGUAGE, [Blind(lambda _: 0)], adaptive=False) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             heard = await hear(client, ask(max_tokens=60, ignore_eos=False))
     assert (heard.token_ids, heard.finished.reason) == (said, FinishReason.LENGTH)
     assert heard.finished.figures.num_accepted == 0

@@ -54,6 +54,10 @@ class Fleet:
         self.bench._exits.push_async_callback(client.close)
         return client
 
+    async def load(self, app: VerifyApp) -> int:
+        """Return how many sessions a verifier is known to have."""
+        return sum(each.load for each in await self.registry.workers("verify") if each.worker_id == app.worker_id)
+
     async def _announced(self, role: str, name: str) -> None:
         while name not in [worker.worker_id for worker in await self.registry.workers(role)]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -86,14 +90,14 @@ async def test_two_verifiers_and_two_draft_workers_serve_each_other_all_at_once(
     verifiers = [(await fleet.verifier())[1] for _ in range(2)]
     drafters = [(await fleet.drafter())[1] for _ in range(2)]
     client = fleet.client((await fleet.orchestrator(placement_seed=1))[1])
-    tasks = [asyncio.create_task(hear(client, ask(f"the cat {n} ", max_tokens=150))) for n in range(8)]
+    tasks = [asyncio.create_task(hear(client, ask(f"the cat {n} ", max_tokens=500))) for n in range(8)]
     await until(lambda: sum(map(seated, drafters)) == 8)
-    assert all(2 <= running(app) <= 6 for app in verifiers), "both verifiers have work"
-    assert all(2 <= seated(app) <= 6 for app in drafters), "both draft workers have work"
+    assert all(running(app) for app in verifiers), "both verifiers have work"
+    assert all(seated(app) for app in drafters), "both draft workers have work"
     edges = {(app.worker_id, seat.verifier_address) for app in drafters for seat in seats(app)}
     assert len(edges) > 2, "a draft worker serves several verifiers, or a verifier has several draft workers"
     heard = await asyncio.gather(*tasks)
-    assert [each.token_ids for each in heard] == [expected(f"the cat {n} ", 150) for n in range(8)]
+    assert [each.token_ids for each in heard] == [expected(f"the cat {n} ", 500) for n in range(8)]
     assert all(each.finished.figures.num_accepted > 0 for each in heard)
 
 
@@ -103,8 +107,8 @@ async def test_workers_and_orchestrators_come_and_go_and_every_text_stays(fleet:
     heirs = [await fleet.orchestrator(), await fleet.orchestrator(hand_over_after_s=0.0)]
     orchestrators += heirs
     client = fleet.client(*(app for _, app in orchestrators))
-    seeded: dict[str, Any] = {"sampling": SamplingParams(), "max_tokens": 250}
-    asked = [ask(f"a mat {n} ", max_tokens=250) for n in range(2)]
+    seeded: dict[str, Any] = {"sampling": SamplingParams(), "max_tokens": 400}
+    asked = [ask(f"a mat {n} ", max_tokens=400) for n in range(2)]
     asked += [ask(f"a mat {n} ", seed=n, **seeded) for n in range(2)]
     tasks = [asyncio.create_task(hear(client, each)) for each in asked]
     await until(lambda: running(verifiers[0][1]) == 4)
@@ -116,7 +120,7 @@ async def test_workers_and_orchestrators_come_and_go_and_every_text_stays(fleet:
     await asyncio.sleep(0.2)
     draining = [asyncio.create_task(app.drain()) for app in (verifiers[0][1], orchestrators[2][1])]
     heard = await asyncio.gather(*tasks)
-    await asyncio.wait_for(asyncio.gather(*draining), 10)
+    await asyncio.wait_for(asyncio.gather(*draining), 60)
     assert running(verifiers[0][1]) == 0
     for n, each in enumerate(heard):
         started = [event for event in each.events if isinstance(event, Started)]
@@ -125,7 +129,7 @@ async def test_workers_and_orchestrators_come_and_go_and_every_text_stays(fleet:
         for chunk in each.chunks:
             assert chunk.start == position
             position += len(chunk.token_ids)
-        assert each.token_ids == expected(f"a mat {n % 2} ", 250, None if n < 2 else n - 2)
+        assert each.token_ids == expected(f"a mat {n % 2} ", 400, None if n < 2 else n - 2)
 
 
 async def test_generations_on_a_busy_draft_worker_move_one_by_one_to_one_that_joins(fleet: Fleet) -> None:
@@ -133,12 +137,12 @@ async def test_generations_on_a_busy_draft_worker_move_one_by_one_to_one_that_jo
     _, old = await fleet.drafter(max_sessions=4)
     _, app = await fleet.orchestrator(rebalance_s=0.1)
     client = fleet.client(app)
-    tasks = [asyncio.create_task(hear(client, ask(f"on {n} ", max_tokens=1500))) for n in range(4)]
+    tasks = [asyncio.create_task(hear(client, ask(f"on {n} ", max_tokens=4000))) for n in range(4)]
     await until(lambda: seated(old) == 4)
     await asyncio.sleep(0.5)
     assert seated(old) == 4, "there is nowhere to go"
     _, new = await fleet.drafter(max_sessions=4)
-    await until(lambda: seated(new) >= 1, timeout_s=3)
+    await until(lambda: seated(new) >= 1)
     await asyncio.sleep(1.5)
     assert (seated(old), seated(new)) in [(2, 2), (3, 1)], "moves end when the old one is not busy any more"
     moved = app.metrics.registry.get_sample_value("outrider_orchestrator_events_total", {"event": "drafter_moved"})
@@ -152,7 +156,7 @@ async def test_no_generation_moves_where_that_is_switched_off(fleet: Fleet) -> N
     await fleet.verifier()
     _, old = await fleet.drafter(max_sessions=2)
     client = fleet.client((await fleet.orchestrator(rebalance_s=0))[1])
-    tasks = [asyncio.create_task(hear(client, ask(f"on {n} ", max_tokens=500))) for n in range(2)]
+    tasks = [asyncio.create_task(hear(client, ask(f"on {n} ", max_tokens=4000))) for n in range(2)]
     await until(lambda: seated(old) == 2)
     _, new = await fleet.drafter(max_sessions=4)
     await asyncio.sleep(1.0)
@@ -184,6 +188,8 @@ async def test_a_turn_goes_where_its_kv_is_until_that_verifier_is_busy(fleet: Fl
     _, _, others = await fleet.bench.orchestrator([keeper], [])
     busy = [asyncio.create_task(hear(others, ask(f"on {n} ", max_tokens=3000))) for n in range(3)]
     await until(lambda: running(old) == 3)
+    while await fleet.load(old) < 3:  # noqa: ASYNC110  (nothing announces it)
+        await asyncio.sleep(0.01)
     await asyncio.sleep(HEARTBEAT["heartbeat_ttl_s"])
     assert await opened_on(new) == 1, "three quarters of the old one's places are taken, and none of the new one's"
     for task in busy:
@@ -212,7 +218,7 @@ async def test_a_circuit_opens_is_probed_and_closes_and_all_of_it_is_counted(fle
     await lost.kill()
     await until(lambda: changes("open") == 1)
     await fleet.drafter(worker_id="d", listen=drafter.address)
-    await until(lambda: changes("half_open") >= 1 and changes("closed") == 1, timeout_s=10)
+    await until(lambda: changes("half_open") >= 1 and changes("closed") == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert heard == expected("the cat sat on ", len(heard))

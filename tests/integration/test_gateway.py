@@ -566,12 +566,12 @@ async def test_a_client_that_does_not_read_for_too_long_is_cut_off(bench: Bench)
             head = "POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
             silent.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             await until(lambda: len(sessions) == 1)
-            await until(lambda: len(sessions) == 0, timeout_s=20)
+            await until(lambda: len(sessions) == 0, timeout_s=60)
             await until(lambda: silent.getsockname() not in {each.client for each in connections})
 
 
 async def test_a_drain_tells_streams_where_to_go_on_and_health_why_it_refuses(bench: Bench) -> None:
-    async with door(bench, verifier={"toy_delay_s": 0.01}, hand_over_after_s=0.3) as opened:
+    async with door(bench, verifier={"toy_delay_s": 0.01}, hand_over_after_s=2.0) as opened:
         told: list[Any] = []
 
         async def listen() -> None:
@@ -597,7 +597,7 @@ async def test_a_drain_tells_streams_where_to_go_on_and_health_why_it_refuses(be
 async def test_without_a_verifier_health_and_requests_say_so(bench: Bench) -> None:
     async with door(bench, drafts=False, verifier_deadline_s=0.3) as opened:
         await opened.verifier.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (health := await opened.http.get("/health")).status_code == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert "no verifier of toy" in health.json()["reason"]
@@ -608,7 +608,7 @@ async def test_without_a_verifier_health_and_requests_say_so(bench: Bench) -> No
 
 async def test_a_body_or_head_that_is_too_large_or_slow_is_turned_away(bench: Bench) -> None:
     limits: dict[str, Any] = {
-        "http_max_body_bytes": 4096, "http_max_head_bytes": 2048, "http_read_timeout_s": 0.4, "http_max_connections": 40
+        "http_max_body_bytes": 4096, "http_max_head_bytes": 2048, "http_read_timeout_s": 1.5, "http_max_connections": 40
     }  # fmt: skip
     async with door(bench, drafts=False, **limits) as opened:
         assert (await opened.ask(prompt="x" * 5000)).status_code == 413
@@ -634,7 +634,7 @@ async def _answer_to(opened: Door, words: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(words)
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.close()
 

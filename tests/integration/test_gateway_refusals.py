@@ -64,7 +64,7 @@ async def test_where_no_place_comes_free_in_time_a_client_is_told_when_to_try_ag
         sessions = opened.app.sessions
         assert sessions is not None
         known: dict[str, Any] = {"prompt": "the cat ", "ignore_eos": True}
-        held = asyncio.create_task(opened.ask(**known, max_tokens=3000))
+        held = asyncio.create_task(opened.ask(**known, max_tokens=3900))
         await until(lambda: len(sessions) == 1)
         for stream in (False, True):
             late = await opened.ask(**known, stream=stream, max_tokens=2, outrider={"max_wait_s": 0.1})
@@ -72,7 +72,8 @@ async def test_where_no_place_comes_free_in_time_a_client_is_told_when_to_try_ag
             assert int(late.headers["retry-after"]) >= 1
             assert late.json()["error"]["type"] == "rate_limit_error"
         waiting = asyncio.create_task(opened.ask(**known, max_tokens=2))
-        await asyncio.sleep(0.1)
+        value = opened.app.metrics.registry.get_sample_value
+        await until(lambda: value("outrider_num_requests_waiting") == 1)
         behind = await opened.ask(**known, max_tokens=2, priority=1)
         assert behind.status_code == 429, "the line is full, and who is further behind goes"
         assert int(behind.headers["retry-after"]) >= 1

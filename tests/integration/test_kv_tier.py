@@ -15,7 +15,7 @@ from verify_service.config import VerifySettings
 
 PROMPT = tuple(3 + at * at % 200 for at in range(300))
 NUM_NEW = 60
-SLOW = {"toy_delay_s": 0.01}
+SLOW = {"toy_delay_s": 0.03, "kv_tier_deadline_s": 30.0}
 """Passes that take longer than a load."""
 
 

@@ -23,7 +23,7 @@ from outrider.process import run_service
 from outrider.store.connect import open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.keys import KeyStore
-from tests.contract.servers import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PASSWORD, PROMPT = "pa55word-of-the-store", "what only the client may know"
@@ -85,7 +85,7 @@ async def test_no_secret_is_in_the_log_of_a_run(tmp_path: Path) -> None:
         for client in clients:
             await client.close()
         process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.wait(), 20)
+        await asyncio.wait_for(process.wait(), 60)
     log = (tmp_path / "log").read_text()
     assert "the registry cannot be read" in log  # it is the log of that run
     for secret in (PASSWORD, "another", in_store[0][-43:], in_file[0][-43:], wrong[-43:], in_store[1].sha256, PROMPT):

@@ -118,13 +118,13 @@ async def describe_verifier(address: str, tls: ClientTls | None) -> Any:
     async with channel(address, tls=tls) as to:
         with rpc_errors():
             stub = verify_pb2_grpc.VerifyServiceStub(to)
-            return await stub.Describe(verify_pb2.VerifyServiceDescribeRequest(), timeout=10)
+            return await stub.Describe(verify_pb2.VerifyServiceDescribeRequest(), timeout=60)
 
 
 async def propose(address: str, tls: ClientTls, hello: verify_pb2.ProposeHello) -> Any:
     """Say hello and return the first answer; the stream is left at once."""
     async with channel(address, tls=tls) as to:
-        call = verify_pb2_grpc.VerifyServiceStub(to).Propose(timeout=10)
+        call = verify_pb2_grpc.VerifyServiceStub(to).Propose(timeout=60)
         async with client_stream(call, _as_it_is, _as_it_is) as stream:
             stream.send(verify_pb2.ProposeRequest(hello=hello))
             answer = await stream.receive()
@@ -192,8 +192,8 @@ async def test_a_peer_without_a_certificate_of_the_cluster_reaches_no_worker(clu
         async with channel(parts.drafter.app.address, tls=tls) as to:
             with rpc_errors():
                 stub = draft_pb2_grpc.DraftServiceStub(to)
-                await stub.Describe(draft_pb2.DraftServiceDescribeRequest(), timeout=10)
-    assert time.monotonic() - began < 5
+                await stub.Describe(draft_pb2.DraftServiceDescribeRequest(), timeout=60)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("shown", [None, "foreign"])
@@ -228,12 +228,12 @@ async def test_a_certificate_opens_only_the_calls_of_its_role_and_is_named_in_th
     assert (await propose(address, draft, hello)).welcome.worker_id == parts.verify_app.worker_id
 
     async with channel(address, tls=draft) as to:
-        call = verify_pb2_grpc.VerifyServiceStub(to).Decode(timeout=10)
+        call = verify_pb2_grpc.VerifyServiceStub(to).Decode(timeout=60)
         with pytest.raises(PermissionDenied, match=r"names draft-7 may not call .*/Decode"), rpc_errors():
             await call.read()
     async with channel(parts.drafter.app.address, tls=draft) as to:
         with pytest.raises(PermissionDenied, match="OUTRIDER_DRAFT_TLS_ORCHESTRATORS"), rpc_errors():
-            await draft_pb2_grpc.DraftServiceStub(to).Draft(timeout=10).read()
+            await draft_pb2_grpc.DraftServiceStub(to).Draft(timeout=60).read()
 
 
 async def test_an_orchestrator_of_the_wrong_name_is_told_so_and_does_not_hang(cluster: Cluster, caplog: Any) -> None:
@@ -283,7 +283,7 @@ async def test_a_connection_that_says_nothing_is_closed(
     settings = cluster.authority.issue("verifier", "127.0.0.1").settings() if tls else {}
     verifier, _ = await cluster.bench.verifier(**settings)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(verifier.app.address.rpartition(":")[2]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await reader.read(1024):
             pass  # plaintext servers greet
     writer.close()
@@ -321,10 +321,10 @@ async def test_where_ids_are_certified_a_worker_needs_its_own_name(cluster: Clus
 
 async def test_certificates_and_ca_are_replaced_while_a_session_runs_and_nothing_is_lost(cluster: Cluster) -> None:
     """First both CAs are trusted, then certificates change, then the old CA goes; nobody restarts."""
-    parts = await cluster.parts(verify={"toy_delay_s": 0.01})
+    parts = await cluster.parts(verify={"toy_delay_s": 0.02})
     old = cluster.authority
     outdated = old.issue("orchestrator-2")
-    running = asyncio.create_task(hear(parts.client, ask(max_tokens=150)))
+    running = asyncio.create_task(hear(parts.client, ask(max_tokens=400)))
     await until(lambda: parts.app.sessions is not None and len(parts.app.sessions) == 1)
 
     new = Authority(old.folder)
@@ -337,7 +337,7 @@ async def test_certificates_and_ca_are_replaced_while_a_session_runs_and_nothing
         assert second.token_ids == said(20)
         assert second.finished.figures.num_accepted > 0
     assert not running.done(), "the session has seen all three steps"
-    assert (await running).token_ids == said(150)
+    assert (await running).token_ids == said(400)
     current = Identity(*(str(old.folder / "orchestrator" / file) for file in ("tls.crt", "tls.key", "ca.crt")))
     await describe_verifier(parts.verifier.app.address, tls_of(current, current.ca))
     with pytest.raises(Unavailable, match=CLOSED):
@@ -358,7 +358,7 @@ async def test_a_replaced_channel_serves_its_streams_to_their_end_and_is_then_cl
     assert second is not first
     assert channels.num_retired == 1
     assert not call.done()
-    await verify_pb2_grpc.VerifyServiceStub(second).Describe(verify_pb2.VerifyServiceDescribeRequest(), timeout=10)
+    await verify_pb2_grpc.VerifyServiceStub(second).Describe(verify_pb2.VerifyServiceDescribeRequest(), timeout=60)
     await until(lambda: channels.num_retired == 0 and call.done())
     await channels.close()
 

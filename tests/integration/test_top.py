@@ -17,7 +17,7 @@ from outrider.store.connect import open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.registry import Registry
 from outrider.telemetry import metrics_endpoint
-from tests.unit.test_top import free_port
+from tests.ports import free_port
 
 
 async def announce(url: str, workers: list[WorkerDescription]) -> None:

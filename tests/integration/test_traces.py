@@ -3,22 +3,24 @@
 import io
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler
 from opentelemetry.trace import Span as ApiSpan
 from opentelemetry.trace import use_span
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
 from outrider.messages import SamplingParams
 from outrider.telemetry import JsonFormatter
@@ -114,6 +116,42 @@ async def test_spans_of_one_generation_share_one_trace_and_nest(valkey_url: str,
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for _, span in collector.spans)
     assert all(name.startswith("outrider.") for _, span in collector.spans for name in values(span))
     assert SECRET not in "".join(map(str, collector.spans))
+
+
+async def test_spans_are_as_long_as_what_they_tell_of(valkey_url: str, collector: Collector) -> None:
+    before_ns = time.time_ns()
+    async with traced(valkey_url, collector) as client:
+        heard: Heard = await hear(client, ask())
+    (generation,) = collector.named("generation")
+    assert before_ns <= generation.start_time_unix_nano
+    rounds = sorted(collector.named("round"), key=lambda span: span.start_time_unix_nano)
+    assert generation.start_time_unix_nano <= rounds[0].start_time_unix_nano
+    for earlier, later in pairwise(rounds):
+        assert later.start_time_unix_nano == earlier.end_time_unix_nano, "a round begins where the one before it ends"
+    drafts = sorted(collector.named("draft"), key=lambda span: span.end_time_unix_nano)
+    for earlier, later in pairwise(drafts):
+        assert later.start_time_unix_nano >= earlier.end_time_unix_nano, "one proposal is drafted after the other"
+    for span in collector.named("verify"):
+        model_s = values(span)["outrider.verify_seconds"]
+        assert model_s > 0
+        assert 1e-9 * (span.end_time_unix_nano - span.start_time_unix_nano) == pytest.approx(model_s, abs=1e-6)
+    assert values(generation)["outrider.speculation_off"] == heard.finished.figures.speculation_off == ""
+    assert generation.status.code == Status.STATUS_CODE_UNSET
+
+
+async def test_a_generation_that_fails_has_the_error_in_its_span(valkey_url: str, collector: Collector) -> None:
+    async with Bench(valkey_url) as bench:
+        verifier, _ = await bench.verifier(toy_delay_s=0.02)
+        settings: dict[str, Any] = {"otlp_endpoint": collector.address, "otlp_share": 1.0, "verifier_deadline_s": 0.2}
+        orchestrator, _, client = await bench.orchestrator([verifier], [], **settings)
+        with pytest.raises(Unavailable):
+            async for _ in client.generate(replace(ask(), max_tokens=500)):
+                await verifier.kill()
+        await orchestrator.kill()
+    (generation,) = collector.named("generation")
+    assert generation.status.code == Status.STATUS_CODE_ERROR
+    assert "no verifier" in generation.status.message
+    assert values(generation)["outrider.outcome"] == "unavailable"
 
 
 async def test_a_share_of_what_comes_without_a_trace_is_traced(valkey_url: str, collector: Collector) -> None:

@@ -14,7 +14,7 @@ from tests.unit.test_parallel import save_model
 from verify_service.app import VerifyApp
 from verify_service.config import VerifySettings
 
-HEARTBEAT: dict[str, Any] = {"heartbeat_ttl_s": 0.6}
+HEARTBEAT: dict[str, Any] = {"heartbeat_ttl_s": 3.0}
 
 
 def ask(text: str, **fields: Any) -> GenerationRequest:

@@ -42,7 +42,7 @@ LANGUAGE = ToyLanguage(len(ToyTokenizer()), 0, 2, 2.0)
 """What the toy verifier speaks by default."""
 VOCABULARY = vocabulary(ToyTokenizer())
 PLAN = Speculation(4, 4, 8)
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 """Nothing in these tests takes that long."""
 
 DecodeStream = Stream[DecodeRequestMessage, DecodeResponseMessage]

@@ -90,4 +90,4 @@ async def streaming(connection: grpc.aio.Channel) -> AsyncIterator["Stream[str, 
 
 async def describe(connection: grpc.aio.Channel) -> Any:
     with rpc_errors():
-        return await draft_pb2_grpc.DraftServiceStub(connection).Describe(pb.DraftServiceDescribeRequest(), timeout=10)
+        return await draft_pb2_grpc.DraftServiceStub(connection).Describe(pb.DraftServiceDescribeRequest(), timeout=60)

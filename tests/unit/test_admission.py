@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_the_line_takes_no_place_with_it() -> None:
     last.cancel()  # at the very moment at which it is given its place
     with suppress(asyncio.CancelledError):
         await last
-    (await asyncio.wait_for(admission.take(Asked()), 1.0)).give_back()
+    (await asyncio.wait_for(admission.take(Asked()), 60.0)).give_back()
 
 
 async def test_a_stopping_process_sends_those_who_wait_elsewhere() -> None:

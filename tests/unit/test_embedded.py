@@ -28,7 +28,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = 60.0) -> bool:
     """Wait for a process to end; return whether it did."""
     deadline = time.monotonic() + within_s
     while alive(pid) and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ async def test_a_server_that_ends_at_once_is_an_error_with_its_own_words_and_lea
 async def test_a_server_that_never_answers_is_an_error_and_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 2.0)
     program = tmp_path / "server"
     program.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     program.chmod(0o700)
@@ -215,7 +215,7 @@ asyncio.run(main())
 async def test_the_server_ends_with_the_process_that_started_it(way: str) -> None:
     """Killed: the kernel tells the server. Ended without a stop: the exit handler does, and clears the folder."""
     run = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", OWNER, way], capture_output=True, text=True, timeout=30, check=False
+        subprocess.run, [sys.executable, "-c", OWNER, way], capture_output=True, text=True, timeout=100, check=False
     )
     assert run.returncode == (-signal.SIGKILL if way == "kill" else 0), run.stderr
     pid, url = run.stdout.split()

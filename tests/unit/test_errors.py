@@ -119,9 +119,9 @@ def test_an_overlong_message_is_cut_so_that_the_status_fits_in_metadata() -> Non
 
 async def test_a_call_to_nobody_is_unavailable() -> None:
     async with grpc.aio.insecure_channel("unix:/nonexistent/outrider.sock") as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).Describe(pb.DraftServiceDescribeRequest(), timeout=5)
+        call = draft_pb2_grpc.DraftServiceStub(channel).Describe(pb.DraftServiceDescribeRequest(), timeout=60)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(call, 10)
+            await asyncio.wait_for(call, 60)
     assert type(error_of_call(caught.value)) is Unavailable
 
 

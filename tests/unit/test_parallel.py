@@ -12,13 +12,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from benchmarks.slow_wire import free_ports
 from outrider.errors import FailedPrecondition, InvalidRequest
 from outrider.model.names import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.parallel import own_rank
 from outrider.model.sharding import num_shards, require_divisible
 from outrider.model.tiny import random_model
+from tests.ports import free_port
 from tests.unit.parallel_rank import decode
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
     """Exit status and output of both ranks."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     common = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "OUTRIDER_CACHE": str(tmp_path_factory.mktemp("cache"))}
     command = [sys.executable, "-m", "tests.unit.parallel_rank", str(folder)]
     running = [

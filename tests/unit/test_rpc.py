@@ -58,7 +58,7 @@ async def test_bytes_that_are_no_request_are_refused_without_a_traceback(
     async with serving(servicer, tmp_path) as connection:
         call: Any = connection.unary_unary(f"/{SERVICE}/Describe")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(b"\xff\xff\xff\xff", timeout=10)
+            await call(b"\xff\xff\xff\xff", timeout=60)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert isinstance(error_of_call(refused.value), InvalidRequest)
         await describe(connection)
@@ -69,7 +69,7 @@ async def test_a_call_that_is_closed_without_its_request_is_refused_at_once(serv
     async with serving(servicer, tmp_path) as connection:
         call: Any = connection.stream_unary(f"/{SERVICE}/Describe")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(iter([]), timeout=10)
+            await call(iter([]), timeout=60)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await describe(connection)
 
@@ -81,11 +81,12 @@ async def test_a_call_that_never_sends_its_request_is_ended(
     async with serving(servicer, tmp_path) as connection:
         before = len(asyncio.all_tasks())
         methods: Any = [connection.stream_unary, connection.stream_stream]
-        calls = [method(f"/{SERVICE}/Describe")(timeout=10) for method in methods]
+        calls = [method(f"/{SERVICE}/Describe")(timeout=60) for method in methods]
         assert [await call.code() for call in calls] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
         assert {await call.details() for call in calls} == {"no request within 0.05 s"}
-        await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) <= before
+        async with asyncio.timeout(60):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  (nothing announces their end)
+                await asyncio.sleep(0)
         await describe(connection)
 
 
@@ -167,7 +168,7 @@ async def test_a_generator_handler_keeps_streaming_and_its_error_arrives(tmp_pat
     async with channel(address) as connection:
         with pytest.raises(NotFound), rpc_errors():
             method: Any = connection.unary_stream("/t.T/Count")
-            async for item in method(b"", timeout=10):
+            async for item in method(b"", timeout=60):
                 received.append(item)  # noqa: PERF401
     await server.stop(0)
     assert received == [b"1"]
@@ -178,7 +179,7 @@ async def test_a_generator_handler_keeps_streaming_and_its_error_arrives(tmp_pat
 
 async def health(connection: grpc.aio.Channel, service: str = "") -> int:
     stub = health_pb2_grpc.HealthStub(connection)
-    response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    response = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
     return int(response.status)
 
 
@@ -199,7 +200,7 @@ async def test_health_follows_what_is_set_and_stays_down_after_a_drain(tmp_path:
 
 async def test_reflection_lists_the_services(servicer: Servicer, tmp_path: Path) -> None:
     async with serving(servicer, tmp_path) as connection:
-        call = reflection_pb2_grpc.ServerReflectionStub(connection).ServerReflectionInfo(timeout=10)
+        call = reflection_pb2_grpc.ServerReflectionStub(connection).ServerReflectionInfo(timeout=60)
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         answer = await call.read()
         await call.done_writing()
@@ -232,12 +233,12 @@ async def test_sigterm_drains_then_stops_and_lets_running_calls_finish(servicer:
     address = await server.start(f"unix:{tmp_path}/s", [SERVICE])
     async with channel(address) as connection, streaming(connection) as stream:
         await connection.channel_ready()
-        life = asyncio.create_task(serve_until_terminated(server, on_drain, grace_s=5))
+        life = asyncio.create_task(serve_until_terminated(server, on_drain, grace_s=30))
         await asyncio.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await stream.receive(5) == "goodbye"
-        assert await stream.receive(5) == Ended()
-        await asyncio.wait_for(life, 5)
+        assert await stream.receive(60) == "goodbye"
+        assert await stream.receive(60) == Ended()
+        await asyncio.wait_for(life, 60)
 
 
 @asynccontextmanager
@@ -249,9 +250,9 @@ async def unseen_calls(servicer: Servicer, tmp_path: Path, grace_s: float) -> As
     async with channel(address) as connection:
         await describe(connection)
         stub = draft_pb2_grpc.DraftServiceStub(connection)
-        calls = [stub.Describe(pb.DraftServiceDescribeRequest(), timeout=10) for _ in range(16)]
+        calls = [stub.Describe(pb.DraftServiceDescribeRequest(), timeout=60) for _ in range(16)]
         await asyncio.sleep(0)  # they set out,
-        time.sleep(0.05)  # noqa: ASYNC251  # and arrive while the server's loop is busy
+        time.sleep(0.5)  # noqa: ASYNC251  # and arrive while the server's loop is busy
         await server.stop(grace_s)
         yield calls
 
@@ -289,7 +290,7 @@ async def test_a_drain_that_hangs_is_cut_off_by_a_second_signal(
     for _ in range(2):
         await asyncio.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
-    await asyncio.wait_for(life, 5)
+    await asyncio.wait_for(life, 60)
     assert "cut off" in caplog.text
 
 
@@ -305,10 +306,10 @@ async def test_a_drain_that_fails_is_logged_and_the_server_stops_all_the_same(
 
     server = RpcServer()
     await server.start(f"unix:{tmp_path}/s", [])
-    life = asyncio.create_task(serve_until_terminated(server, fail, grace_s=5))
+    life = asyncio.create_task(serve_until_terminated(server, fail, grace_s=30))
     await asyncio.sleep(0.05)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(life, 5)
+    await asyncio.wait_for(life, 60)
     assert "the drain failed" in caplog.text
 
 

@@ -171,8 +171,8 @@ def test_trained_drafts_are_shadowed_with_the_hidden_states_of_the_target(make: 
 def test_passes_of_the_target_are_timed_by_rows() -> None:
     runner = ToyRunner(TARGET, context_len=256, num_blocks=64, delay_s=0.001)
     passes = Teacher(runner).passes(text(60), 4)
-    assert 0.001 <= passes.one_s < 0.1
-    assert 0.001 <= passes.many_s < 0.1
+    assert 0.001 <= passes.one_s < 1.0
+    assert 0.001 <= passes.many_s < 1.0
     assert runner.free_blocks == 64
 
 

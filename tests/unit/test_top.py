@@ -1,6 +1,5 @@
 """`outrider top`: what is scraped, what two scrapes say, and the tables."""
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from outrider.cli.top.view import NOTHING, Seen, page
 from outrider.ids import Epoch, TokenKind, WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.telemetry import metrics_endpoint
+from tests.ports import free_port
 
 
 def worker(role: str, **fields: object) -> WorkerDescription:
@@ -48,12 +48,6 @@ def orchestrator() -> Iterator[tuple[Metrics, str]]:
     metrics.speculation.off.labels("vocabulary").inc(4)
     with metrics_endpoint(metrics.registry, free_port(), "127.0.0.1") as port:
         yield metrics, f"http://127.0.0.1:{port}/metrics"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_scrape_of_a_real_endpoint_fills_the_tables(orchestrator: tuple[Metrics, str]) -> None:

@@ -60,7 +60,7 @@ class TierDesk(Desk):
     def count(self, name: str, label: str = "") -> float:
         return self.tier.blocks.tally.of(name, label)
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    def until(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         """Step until something is so."""
         end_s = time.monotonic() + limit_s
         while not condition():
@@ -76,7 +76,7 @@ class TierDesk(Desk):
         assert self.engine.restorer is not None
         while self.engine.restorer.store_one():
             assert self.tier.blocks.has_room
-        assert self.tier.blocks.close(5.0)
+        assert self.tier.blocks.close(60.0)
 
 
 @dataclass
