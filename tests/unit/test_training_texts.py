@@ -23,7 +23,7 @@ from outrider.training.job import Plan, Watch, check_memory, train
 from outrider.training.kinds.protocol import Target
 from outrider.training.state import Schedule, State
 from outrider.training.texts import read_texts, split, write_texts
-from outrider.training.writing import Wish, written
+from outrider.training.writing import Nucleus, Wish, written
 from tests.unit.training_bench import VOCAB, Setting, key_of, make_setting, quick, some_texts, tiny_target
 
 CHAT = (
@@ -205,6 +205,18 @@ def test_texts_of_other_prompts_are_not_taken_for_those_of_these(target: Target,
         written(target, wish, [Prompt("a", "w8")], tmp_path, lambda _: None)
     with pytest.raises(FailedPrecondition, match=r"texts of another training \(answer_len differ\)"):
         written(target, replace(wish, answer_len=9), [Prompt("a", "w7")], tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0, 5.0])
+def test_what_is_drawn_from_is_the_smallest_set_of_that_mass_at_the_temperature(spread: float) -> None:
+    logits = spread * torch.randn(4, 6000, generator=torch.Generator().manual_seed(1))
+    drawn_from = Nucleus(0.7, 0.95)(torch.zeros(4, 1), logits)
+    for row, kept in zip((logits / 0.7).softmax(-1), drawn_from.isfinite(), strict=True):
+        likeliest, ids = row.sort(descending=True)
+        assert set(ids[: int(kept.sum())].tolist()) == set(kept.nonzero().flatten().tolist())
+        assert likeliest[: int(kept.sum())].sum() > 0.95 - 1e-5
+        assert likeliest[: int(kept.sum()) - 1].sum() < 0.95 + 1e-5
+    assert torch.equal(drawn_from[drawn_from.isfinite()], (logits / 0.7)[drawn_from.isfinite()])
 
 
 def test_a_target_that_says_next_to_nothing_is_not_asked_for_ever(target: Target, tmp_path: Path) -> None:
