@@ -8,7 +8,6 @@ why, in its log and to `Describe`, for `load_failure_linger_s` seconds, is never
 import asyncio
 import logging
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -22,15 +21,15 @@ from draft_service.proposals import ProposeStreams
 from draft_service.seats import Seats
 from draft_service.servicer import SERVICE_NAME, DraftServicer
 from draft_service.thread import WorkerThread
-from outrider.errors import OutriderError, StoreUnavailable, Unavailable
+from outrider.errors import OutriderError, Unavailable
 from outrider.grammar import Grammars
 from outrider.ids import WorkerId
 from outrider.messages import ProposeHello, RollbackHint, TargetFeatures, WorkerDescription
 from outrider.model.kv_gauges import KvGauges, describe_pool
 from outrider.rpc import Callers, ClientTls, Names, RpcServer, ServerTls
 from outrider.rpc.own_address import advertised
-from outrider.store.connect import open_client
-from outrider.store.registry import Registry, keep_announced
+from outrider.store.presence import Presence
+from outrider.threads import on_own_thread
 from outrider.tracing import open_tracer
 from outrider.v1 import draft_pb2_grpc
 
@@ -59,7 +58,9 @@ class DraftApp:
         fresh = f"draft-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
         self._material = settings.cluster_tls()
-        self._store_tls = settings.store_tls()
+        self._presence = Presence(
+            self.worker_id, self.describe, settings.store_url, settings.heartbeat_ttl_s, settings.store_tls()
+        )
         self.server = RpcServer(tls=self._server_tls())
         self.address = ""
         """Where it listens, once started."""
@@ -71,7 +72,6 @@ class DraftApp:
         self._load = load
         self._servicer = DraftServicer()
         self._loaded: Loaded | None = None
-        self._registry: Registry | None = None
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -114,7 +114,7 @@ class DraftApp:
             log.info("drafting with %s %s", info.kind, info.model)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(thread, self.seats))
-                tasks.create_task(self._announce())
+                tasks.create_task(self._presence.keep())
                 await self._death
 
     async def drain(self) -> None:
@@ -122,11 +122,7 @@ class DraftApp:
         if self.seats is None:
             return
         self.seats.start_draining("the draft worker is stopping")
-        if self._registry is not None:
-            try:
-                await self._registry.announce(self.describe(), self.settings.heartbeat_ttl_s)
-            except StoreUnavailable as error:
-                log.warning("nobody could be told of draining: %s", error)
+        await self._presence.renew()
         await self.seats.empty.wait()
 
     def describe(self) -> WorkerDescription:
@@ -167,7 +163,7 @@ class DraftApp:
 
     async def _load_drafter(self) -> Loaded:
         try:
-            self._loaded = await self._on_own_thread()
+            self._loaded = await on_own_thread(lambda: self._load(self.settings, self._on_progress))
         except Exception as error:
             text = error.message if isinstance(error, OutriderError) else repr(error)
             self._servicer.unready = f"the drafter cannot be loaded: {text}"
@@ -175,30 +171,6 @@ class DraftApp:
             await asyncio.sleep(self.settings.load_failure_linger_s)
             raise Unavailable(self._servicer.unready) from error
         return self._loaded
-
-    async def _on_own_thread(self) -> Loaded:
-        """Load on a daemon thread: one that hangs in a download must not keep the process from ending."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Loaded] = loop.create_future()
-
-        def settle(result: Loaded | Exception) -> None:
-            if done.cancelled():
-                return
-            if isinstance(result, Exception):
-                done.set_exception(result)
-            else:
-                done.set_result(result)
-
-        def load() -> None:
-            result: Loaded | Exception
-            try:
-                result = self._load(self.settings, self._on_progress)
-            except Exception as error:  # told on the event loop
-                result = error
-            loop.call_soon_threadsafe(settle, result)
-
-        threading.Thread(target=load, name="loading", daemon=True).start()
-        return await done
 
     def _on_progress(self, stage: str, fraction: float | None) -> None:
         done = "" if fraction is None else f", {fraction:.0%}"
@@ -265,18 +237,3 @@ class DraftApp:
                 continue
             self.metrics.degraded.set(hangs)
             await self.server.set_serving(not hangs)
-
-    async def _announce(self) -> None:
-        """Keep the worker in the registry, if there is one, until cancelled; take it out at the end."""
-        if not self.settings.store_url:
-            return
-        client = open_client(self.settings.store_url, tls=self._store_tls)
-        registry = self._registry = Registry(client)
-        try:
-            await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)
-        finally:
-            try:
-                await registry.withdraw(self.worker_id)
-            except OutriderError as error:
-                log.info("worker %s stays in the registry until its time runs out: %s", self.worker_id, error)
-            await client.aclose()

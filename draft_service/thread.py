@@ -15,6 +15,7 @@ from draft_service.drafters.protocol import Drafter
 from draft_service.metrics import DraftMetrics
 from draft_service.orders import Order, Report
 from draft_service.worker import DraftWorker
+from outrider.threads import tell
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class WorkerThread:
                     self._worker.step()
         except BaseException as error:  # whatever ends this thread must be seen: the process cannot draft any more
             log.critical("the model thread ends", exc_info=error)
-            self._tell(self._on_death, error)
+            tell(self._loop, self._on_death, error)
         finally:
             self._busy_since_s = None
 
@@ -97,10 +98,4 @@ class WorkerThread:
             self._worker.handle(order)
 
     def _post(self, reports: Sequence[Report]) -> None:
-        self._tell(self._on_reports, reports)
-
-    def _tell(self, callback: Callable[..., None], value: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, value)
-        except RuntimeError:  # the loop is closed: the process is ending, nobody listens any more
-            log.debug("a report came after the end of the event loop")
+        tell(self._loop, self._on_reports, reports)

@@ -30,7 +30,7 @@ from orchestrator.rebalancing import Rebalancer
 from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
 from orchestrator.steering import Steering
-from outrider.errors import OutriderError, StoreUnavailable
+from outrider.errors import StoreUnavailable
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.rpc import ClientTls, RpcServer, ServerTls
@@ -226,7 +226,4 @@ class OrchestratorApp:
         try:
             await keep_announced(registry, lambda: self._describe(language), self.settings.heartbeat_ttl_s)
         finally:
-            try:
-                await registry.withdraw(self.worker_id)
-            except OutriderError as error:
-                log.info("%s stays in the registry until its time runs out: %s", self.worker_id, error)
+            await registry.leave(self.worker_id)

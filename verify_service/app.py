@@ -7,19 +7,18 @@ and after the engine has broken.
 import asyncio
 import logging
 import socket
-import threading
 import uuid
 from collections.abc import Callable
 
-from outrider.errors import Internal, OutriderError, StoreUnavailable
+from outrider.errors import Internal, OutriderError
 from outrider.grammar import Grammars
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
 from outrider.model.kv_gauges import describe_pool
 from outrider.rpc import Callers, Names, RpcServer, ServerTls
 from outrider.rpc.own_address import advertised
-from outrider.store.connect import open_client
-from outrider.store.registry import Registry, keep_announced
+from outrider.store.presence import Presence
+from outrider.threads import on_own_thread, tell
 from outrider.tracing import open_tracer
 from outrider.v1 import verify_pb2_grpc
 from verify_service.audit import AuditSettings
@@ -53,7 +52,9 @@ class VerifyApp:
         self.settings = settings
         fresh = f"verify-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self.worker_id = WorkerId(settings.worker_id or fresh)
-        self._store_tls = settings.store_tls()
+        self._presence = Presence(
+            self.worker_id, self.describe, settings.store_url, settings.heartbeat_ttl_s, settings.store_tls()
+        )
         self.server = RpcServer(settings.max_message_bytes, _server_tls(settings))
         self.address = ""
         """Where it listens, once started."""
@@ -67,7 +68,6 @@ class VerifyApp:
         self.metrics = VerifyMetrics(self._servicer)
         self._loaded: Loaded | None = None
         self._draining = False
-        self._registry: Registry | None = None
         self._loop = asyncio.get_running_loop()
         self._death: asyncio.Future[None] = self._loop.create_future()
 
@@ -102,7 +102,7 @@ class VerifyApp:
             self.ready.set()
             log.info("verifying with %s, %s, row classes %s", info.name, info.exactness, info.row_classes)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._announce())
+                tasks.create_task(self._presence.keep())
                 await self._death
         finally:
             await self.server.set_serving(False)
@@ -119,11 +119,7 @@ class VerifyApp:
         """Let no new session in, tell the running ones, wait for them to end, and let the draft workers go."""
         self._draining = True
         self._servicer.start_draining("the verifier is stopping")
-        if self._registry is not None:
-            try:
-                await self._registry.announce(self.describe(), self.settings.heartbeat_ttl_s)
-            except StoreUnavailable as error:
-                log.warning("nobody could be told of draining: %s", error)
+        await self._presence.renew()
         await self._servicer.empty.wait()
         self._servicer.dismiss_workers()
 
@@ -159,28 +155,8 @@ class VerifyApp:
         )
 
     async def _load_model(self) -> Loaded:
-        """Load on a thread of its own, which does not keep a process alive that is told to stop meanwhile."""
-        done: asyncio.Future[Loaded] = self._loop.create_future()
-
-        def settle(loaded: Loaded | None, error: Exception | None) -> None:
-            if done.done():
-                return
-            if loaded is not None:
-                done.set_result(loaded)
-            elif error is not None:
-                done.set_exception(error)
-
-        def work() -> None:
-            try:
-                loaded = self._load(self.settings, self._progress)
-            except Exception as error:
-                self._call_soon(settle, None, error)
-            else:
-                self._call_soon(settle, loaded, None)
-
-        threading.Thread(target=work, name="loader", daemon=True).start()
         try:
-            return await done
+            return await on_own_thread(lambda: self._load(self.settings, self._progress))
         except OutriderError as error:
             self._servicer.unready = f"the model cannot be loaded: {error}"
             raise
@@ -192,18 +168,11 @@ class VerifyApp:
     def _engine_ended(self, defect: Exception | None) -> None:
         """Called on the engine's thread."""
         if defect is not None:
-            self._call_soon(self._die, Internal(f"the engine broke: {defect!r}"))
+            tell(self._loop, self._die, Internal(f"the engine broke: {defect!r}"))
 
     def _die(self, error: Internal) -> None:
         if not self._death.done():
             self._death.set_exception(error)
-
-    def _call_soon(self, action: Callable[..., None], *args: object) -> None:
-        """Have something done on the event loop, unless it is closed already."""
-        try:
-            self._loop.call_soon_threadsafe(action, *args)
-        except RuntimeError as error:
-            log.debug("the event loop is gone: %s", error)
 
     def _engine_settings(self) -> EngineSettings:
         settings = self.settings
@@ -215,20 +184,6 @@ class VerifyApp:
             sign_of_life_s=settings.sign_of_life_s,
             audit=AuditSettings(settings.audit_share, settings.audit_max_tokens),
         )
-
-    async def _announce(self) -> None:
-        """Keep the registry informed, until cancelled."""
-        if not self.settings.store_url:
-            return
-        client = open_client(self.settings.store_url, tls=self._store_tls)
-        try:
-            registry = self._registry = Registry(client)
-            try:
-                await keep_announced(registry, self.describe, self.settings.heartbeat_ttl_s)
-            finally:
-                await registry.withdraw(self.worker_id)
-        finally:
-            await client.aclose()
 
 
 def _server_tls(settings: VerifySettings) -> ServerTls | None:

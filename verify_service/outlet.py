@@ -1,14 +1,12 @@
 """The way from the engine's thread to one stream, and how a handler waits for the stream's end."""
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import OutriderError, Unavailable
 from outrider.rpc import Stream
-
-log = logging.getLogger(__name__)
+from outrider.threads import tell
 
 SendT = TypeVar("SendT")
 
@@ -24,11 +22,8 @@ class Outlet(Generic[SendT]):
         """Set when the stream is to end, to the status it ends with; None is an end in good order."""
 
     def send(self, item: SendT | OutriderError | None) -> None:
-        """Hand over a message or an end; from any thread. Without an event loop there is nobody left to tell."""
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, item)
-        except RuntimeError as error:
-            log.debug("a message came after the event loop: %s", error)
+        """Hand over a message or an end; from any thread."""
+        tell(self._loop, self._deliver, item)
 
     def end(self, error: OutriderError | None) -> None:
         """End the stream; the first end counts. On the event loop."""

@@ -53,6 +53,13 @@ class Registry:
         replies = [await self._run("withdraw", role, [worker_id]) for role in ROLES]
         return any(replies)
 
+    async def leave(self, worker_id: WorkerId) -> None:
+        """Withdraw a worker that ends; where the store cannot be told, its entry runs out by itself."""
+        try:
+            await self.withdraw(worker_id)
+        except StoreUnavailable as error:
+            log.info("worker %s stays in the registry until its time runs out: %s", worker_id, error)
+
     async def workers(self, role: str) -> list[WorkerDescription]:
         """Return the workers of a role whose time has not run out, by worker id.
 
