@@ -134,14 +134,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         """Decode one session; see the proto file."""
         serving = self._ready()
-        if self._draining:
-            raise Unavailable(self._draining)
+        self._refuse_if_draining()
         async with server_stream(
             request_iterator, context, decode_response_to_proto, decode_request_from_proto
         ) as stream:
             opened = await self._first(stream, DecodeOpen)
             check_open(opened, serving.vocabulary.size, serving.context_len)
             grammar = await _grammar(serving, opened)
+            self._refuse_if_draining()  # it may have begun meanwhile: a session that enters now would never hear of it
             outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
             ticket = Ticket(next(self._tickets))
             trace = arriving(context.invocation_metadata())
@@ -191,6 +191,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             return await until_end(outlet, self._read_propose(serving, stream, ticket, outlet))
         finally:
             serving.engine.post(inbox.LeaveWorker(ticket))
+
+    def _refuse_if_draining(self) -> None:
+        if self._draining:
+            raise Unavailable(self._draining)
 
     def _count_open(self, change: int) -> None:
         self._num_open += change
