@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from draft_service.drafters.protocol import Work
 from draft_service.events import Begin, Draw
 from draft_service.window import Window
 from outrider.ids import Generation, SessionId
@@ -52,6 +53,16 @@ class Session:
         """Whether a token step would do something for this session."""
         catches_up = self.planning is not None or self.behind or not self.ready
         return self.drawing is not None or catches_up or self.window.wants_time
+
+    @property
+    def work(self) -> Work | None:
+        """Its share of the next token step; None if it has none."""
+        window = self.window
+        if self.drawing is not None:
+            return Work(self.key.session_id, window.epoch, window.ids, self.drawing.count, self.drawing.parents)
+        if self.planning is not None or self.behind or not self.ready:
+            return Work(self.key.session_id, window.epoch, window.ids, 0)
+        return None
 
     def drop_stale(self) -> None:
         """Forget work for a proposal that the window has given up."""

@@ -15,15 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from draft_service.drafters.protocol import (
-    Drafter,
-    DraftSession,
-    Failed,
-    GrowsTrees,
-    Guessed,
-    TakesFeatures,
-    Work,
-)
+from draft_service.drafters.protocol import Drafter, DraftSession, Failed, GrowsTrees, Guessed, TakesFeatures, Work
 from draft_service.events import (
     AskFrom,
     Begin,
@@ -64,9 +56,9 @@ from outrider.telemetry import log_ids
 MAX_FAILED_STEPS = 5
 """Token steps in a row that may fail before the drafter counts as broken."""
 STATUS_INTERVAL_S = 0.5
+"""How often a working session reports."""
 EARLY_TOKENS = 8
 """Tokens after which a session's first report does not wait for that."""
-"""How often a working session reports."""
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +201,7 @@ class DraftWorker:
         started_s = self._clock()
         for session in list(self._sessions.values()):
             self._plan(session)
-        batch = [(session, work) for session in self._sessions.values() if (work := _work_of(session)) is not None]
+        batch = [(session, work) for session in self._sessions.values() if (work := session.work) is not None]
         self._rotate()
         # Whoever waits for a header or a pass has it before the first token is drawn.
         self._flush()
@@ -391,14 +383,3 @@ class DraftWorker:
         if self._reports:
             reports, self._reports = self._reports, []
             self._post(reports)
-
-
-def _work_of(session: Session) -> Work | None:
-    """Return a session's share of the next token step; None if it has none."""
-    window = session.window
-    if session.drawing is not None:
-        drawing = session.drawing
-        return Work(session.key.session_id, window.epoch, window.ids, drawing.count, drawing.parents)
-    if session.planning is not None or session.behind or not session.ready:
-        return Work(session.key.session_id, window.epoch, window.ids, 0)
-    return None
