@@ -179,6 +179,6 @@ class Roster:
 
 
 def missing_blocks(session: Session) -> int:
-    """Return how many blocks a session still needs to hold its tokens and one run behind them."""
+    """Return how many blocks a session still needs to hold its tokens, the last of which has not been fed."""
     present = session.slot.length if session.slot is not None else 0
     return num_blocks_for(session.chain.committed_len) - num_blocks_for(present)

@@ -68,10 +68,7 @@ class Session:
         Raises:
             ValueError: a grammar is asked for, and none is given.
         """
-        self.ticket = ticket
-        self.opened = opened
-        self.send = send
-        self.vocab_len = vocab_len
+        self.ticket, self.opened, self.send, self.vocab_len = ticket, opened, send, vocab_len
         self.chain = Chain(opened, vocab_len, trees=trees)
         self.rule: Rule = rule_for(opened.mode, opened.key, opened.sample_index)
         self.grammar_at_open = None if grammar is None else grammar.copy()
@@ -79,12 +76,10 @@ class Session:
         self.history = _history(opened, grammar)
         self.scoring = Scoring(opened, vocab_len) if opened.num_prompt_logprobs >= 0 else None
         """Log-probabilities of the prompt, until they are told: its KV is computed anew for as long."""
-        bare = opened.sampling.keeps_likeliest and opened.num_logprobs < 0
-        self.best_below = vocab_len if opened.mode is Mode.GREEDY and bare else 0
+        self.best_below = vocab_len if _wants_best_alone(opened) else 0
         """If positive, the likeliest id below this says everything that the session wants to know of a row."""
         self.slot: KvSlot | None = None
-        self.filling = False
-        self.closed = False
+        self.filling = self.closed = False
         self.held_row: Tensor | None = None
         """[vocab] logits of the held row, or its likeliest id; not None exactly while the chain holds one."""
         self.fresh: Fresh | None = None
@@ -156,6 +151,11 @@ class Session:
 
     def _class_at(self, position: int) -> TokenClass:
         return self._classes[position] if position < len(self._classes) else TokenClass.DECODE
+
+
+def _wants_best_alone(opened: DecodeOpen) -> bool:
+    bare = opened.sampling.keeps_likeliest and opened.num_logprobs < 0
+    return opened.mode is Mode.GREEDY and bare
 
 
 def _history(opened: DecodeOpen, grammar: GrammarState | None) -> History | None:
