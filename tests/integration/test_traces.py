@@ -131,10 +131,10 @@ async def test_spans_are_as_long_as_what_they_tell_of(valkey_url: str, collector
     drafts = sorted(collector.named("draft"), key=lambda span: span.end_time_unix_nano)
     for earlier, later in pairwise(drafts):
         assert later.start_time_unix_nano >= earlier.end_time_unix_nano, "one proposal is drafted after the other"
-    for span in collector.named("verify"):
-        model_s = values(span)["outrider.verify_seconds"]
-        assert model_s > 0
-        assert 1e-9 * (span.end_time_unix_nano - span.start_time_unix_nano) == pytest.approx(model_s, abs=1e-6)
+    model_s = [values(span)["outrider.verify_seconds"] for span in collector.named("verify")]
+    assert max(model_s) > 0, "a token from a row of a pass before takes none"
+    for span, seconds in zip(collector.named("verify"), model_s, strict=True):
+        assert 1e-9 * (span.end_time_unix_nano - span.start_time_unix_nano) == pytest.approx(seconds, abs=1e-6)
     assert values(generation)["outrider.speculation_off"] == heard.finished.figures.speculation_off == ""
     assert generation.status.code == Status.STATUS_CODE_UNSET
 

@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.figures import Round
+from outrider.ids import Epoch, TokenKind, WorkerId
+from outrider.messages import WorkerDescription
 from simulator import questions
+from simulator.clock import Clock
 from simulator.cluster import simulate
 from simulator.costs import Costs
 from simulator.questions import Level, Ratio
+from simulator.registry import TTL_S, Registry, at_once
 from simulator.results import Summary, Tally, Told, upper
 from simulator.setting import Fleet, Load, Prices, Setting, ZoneLoss
+from simulator.workers import MODEL, VOCABULARY
 from tests.unit.test_simulator import OFF, alone, flat, sequential
 
 GAMMA = 4
@@ -92,11 +98,29 @@ def test_a_tally_counts_from_the_measured_time_on_and_every_second() -> None:
         tally.deliver(told, 3, now_s)
     assert tally.tokens == 6
     assert dict(tally.tokens_by_second) == {4: 3, 5: 6}
+    kinds = (TokenKind.ACCEPTED, TokenKind.ACCEPTED, TokenKind.PLAIN)
+    committed = Round(Epoch(), Epoch().next_round(), "tested", kinds, 3, 2, 0.01, 0.0)
+    for now_s in (4.9, 5.0):
+        tally.note(committed, now_s)
+    assert tally.counts == {"rounds": 1, "tested": 3, "accepted": 2, "plain": 1, "committed": 3}
 
 
 def test_a_share_of_all_does_not_exceed_its_quantile() -> None:
     assert upper(map(float, range(200))) == 198.0
     assert upper([2.0, float("nan"), 1.0]) == 2.0
+
+
+def test_a_worker_that_is_gone_answers_nobody_while_the_registry_still_believes_in_it() -> None:
+    clock = Clock()
+    registry, here = Registry(clock), [WorkerDescription(WorkerId("v0"), "verify", "v0", MODEL, VOCABULARY, 64)]
+    registry.join(lambda: here[0] if here else None, 0.0)
+    assert registry.is_alive(WorkerId("v0"))
+    assert not registry.is_alive(WorkerId("v1"))
+    here.clear()
+    assert not registry.is_alive(WorkerId("v0"))
+    assert [each.worker_id for each in at_once(registry.workers("verify"))] == ["v0"]
+    clock.run(TTL_S)
+    assert at_once(registry.workers("verify")) == ()
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
