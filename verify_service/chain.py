@@ -31,7 +31,6 @@ from outrider.messages import (
     Speculation,
     VerdictCause,
 )
-from outrider.verification.tree import Tree
 from verify_service.conduct import Conduct
 from verify_service.events import (
     Arrived,
@@ -39,9 +38,6 @@ from verify_service.events import (
     Count,
     Event,
     Judged,
-    Keep,
-    Report,
-    Rewind,
     Scheduled,
     StreamBroken,
     Test,
@@ -49,14 +45,13 @@ from verify_service.events import (
     TimerKind,
 )
 from verify_service.intake import Fate, Standing, fate_of
-from verify_service.picking import Place, ahead_test, draw_test, rows_wanted, take_test
-from verify_service.timers import Timer
+from verify_service.picking import Place, ahead_test, next_test, rows_wanted
+from verify_service.timers import Patience, Timer
+from verify_service.unreported import Unreported
 from verify_service.waiting import Waiting
 
 MAX_PARKED = 16
 """Messages kept for a generation that has not been announced yet."""
-MAX_EXPIRIES = 3
-"""Patience running out so often in a row stops the waiting until a drafter is attached again."""
 
 
 class Chain:
@@ -85,21 +80,11 @@ class Chain:
         self.guarantee_void = self.num_stale = 0
         self._max_gamma = opened.speculation.gamma
         self._waiting = Waiting()
-        self._seen_len = 0
-        self._limit = -1
-        self._header: ProposalHeader | None = None
-        self._plain_until = 0
-        self._plain_since = self.epoch
-        self._plain_due = False
-        self._expiries = 0
         self._conduct = Conduct()
         self._parked: list[Arrived] = []
-        self.timer = Timer()
+        self._patience, self.timer = Patience(self.epoch), Timer()
         self._testing: Test | None = None
-        self._unreported_kinds: list[TokenKind] = []
-        self._unreported_tested = 0
-        self._rides = False
-        self._reported_len = len(self.tokens)
+        self._unreported = Unreported(self.committed_len)
 
     # -- what the engine may ask -----------------------------------------------------------------------------------
 
@@ -135,11 +120,7 @@ class Chain:
     @property
     def wants_rows(self) -> int:
         """Rows the model would have to compute for the next test; 0 when there is none, or a held row is enough."""
-        if self.committed_len >= self.commit_limit:
-            return 0
-        if self._waiting:
-            return rows_wanted(self._place(), self._waiting)
-        return 1 if self._draw_kind() is not None and not self.held else 0
+        return rows_wanted(self._place(), self._waiting, self._draw_kind())
 
     @property
     def wants_all_rows(self) -> bool:
@@ -184,10 +165,10 @@ class Chain:
             return
         self._flush(out)
         self._forget_chain(out)
-        self.epoch = self._plain_since = Epoch(event.generation)
+        self.epoch = Epoch(event.generation)
+        self._patience = Patience(self.epoch)
         barred = self._conduct.is_quarantined(event.worker_id)
         self.worker_id = None if barred else event.worker_id or None
-        self._expiries = self._plain_until = 0
         self._report(self.epoch, VerdictCause.QUARANTINED if barred else VerdictCause.ATTACHED, out)
         parked, self._parked = self._parked, []
         for arrived in parked:
@@ -200,7 +181,7 @@ class Chain:
         self.commit_limit = max(self.commit_limit, event.commit_limit)
         if event.speculation.enabled and not self.speculation.enabled:
             # The drafter hears of its new window with the next commit, so there must be one without waiting for it.
-            self._plain_until = max(self._plain_until, self.committed_len + 1)
+            self._patience.plain_until = max(self._patience.plain_until, self.committed_len + 1)
         self.speculation = event.speculation
         self.patience_s = event.patience_s
         self._max_gamma = max(self._max_gamma, event.speculation.gamma)
@@ -210,7 +191,6 @@ class Chain:
         self._flush(out)
         ended = self.epoch
         self._end_epoch(out)
-        self._plain_until = 0
         self._report(ended, cause, out)
 
     def _broken(self, event: StreamBroken, out: list[Command]) -> None:
@@ -241,23 +221,26 @@ class Chain:
             case Fate.GAP:
                 self._blame("gap", out)
             case Fate.GARBAGE:
-                self._take_garbage(event.message.epoch, out)
+                # In the current epoch the chain has a hole now, and an honest drafter that only heard of a larger gamma
+                # sooner than this side did would wait for a commit that cannot come.
+                self._blame("garbage", out, resets=event.message.epoch == self.epoch)
             case _ as unknown:
                 assert_never(unknown)
 
     def _standing(self) -> Standing:
+        header = self._waiting.header
         return Standing(
-            self.epoch, self.worker_id, self.mode, self.vocab_len, self._max_gamma, self.chain_end, self._reported_len,
-            announced=self._header.count if self._header is not None else 0, plain_since=self._plain_since,
-            announced_depth=self._header.depth if self._header is not None else 0,
+            self.epoch, self.worker_id, self.mode, self.vocab_len, self._max_gamma, self.chain_end,
+            self._unreported.reported_len, announced=header.count if header is not None else 0,
+            plain_since=self._patience.plain_since, announced_depth=header.depth if header is not None else 0,
             is_closed=self._waiting.tree is not None,
         )  # fmt: skip
 
     def _prolong(self, message: ProposeMessage) -> None:
         """Go on plain as long as a late pass says, unless something came after it."""
-        self._expiries = 0
+        self._patience.renew()
         if isinstance(message, Pass) and not self._waiting:
-            self._plain_until = max(self._plain_until, message.until_len)
+            self._patience.plain_until = max(self._patience.plain_until, message.until_len)
 
     def _park(self, event: Arrived, out: list[Command]) -> None:
         if len(self._parked) < MAX_PARKED:
@@ -270,11 +253,6 @@ class Chain:
         dropped, self._parked = len(self._parked), []
         return dropped
 
-    def _take_garbage(self, epoch: Epoch, out: list[Command]) -> None:
-        # In the current epoch the chain has a hole now, and an honest drafter that only heard of a larger gamma sooner
-        # than this side did would wait for a commit that cannot come.
-        self._blame("garbage", out, resets=epoch == self.epoch)
-
     def _blame(self, name: str, out: list[Command], *, resets: bool = True) -> None:
         """Drop and count, against the attached worker; if that ends the epoch, it may choose among drawn tokens."""
         out.append(Count(name))
@@ -286,7 +264,7 @@ class Chain:
 
     def _is_owed(self) -> bool:
         """Whether tokens were announced that have not been tested: the drafter may know them, and dislike them."""
-        return self.mode.needs_rows and (self._header is not None or bool(self._waiting))
+        return self.mode.needs_rows and self._waiting.is_owed
 
     def _void(self, out: list[Command]) -> None:
         self.guarantee_void += 1
@@ -301,21 +279,15 @@ class Chain:
 
     def _take(self, message: ProposeMessage) -> None:
         """The message continues the chain."""
-        self._expiries = 0
-        self._plain_due = False
+        self._patience.renew()
+        self._patience.is_due = False
         match message:
             case ProposalHeader():
-                self._header = message
+                self._waiting.header = message
             case Pass():
-                self._plain_until = message.until_len
+                self._patience.plain_until = message.until_len
             case Proposal():
-                self._header = None
-                if message.parents:
-                    tree = Tree(message.token_ids, message.parents, message.rows)
-                    self._waiting.tree = tree if self._trees else tree.first_path
-                else:
-                    self._waiting.add(message.token_ids, message.rows)
-                self._seen_len, self._limit = message.seen_len, message.limit
+                self._waiting.add(message, trees=self._trees)
             case _:
                 assert_never(message)
 
@@ -323,26 +295,16 @@ class Chain:
 
     def _schedule(self, event: Scheduled, out: list[Command]) -> None:
         """Hand out the next test, or report what is committed when there is none to do now."""
-        test = self._next_test(event.max_rows)
+        place = self._place()
+        test = next_test(place, self._waiting, self._draw_kind(), event.max_rows)
         if test is None and event.ahead and event.max_rows and self.may_feed_ahead:
-            test = ahead_test(self._place())
+            test = ahead_test(place)
         # What rides would keep its drafter waiting where the next pass needs nothing of it.
-        if test is None or test.is_ahead or (test.feed and not self._rides):
+        if test is None or test.is_ahead or (test.feed and not self._unreported.rides):
             self._flush(out)
         if test is not None:
             self._testing = test
             out.append(test)
-
-    def _next_test(self, max_rows: int) -> Test | None:
-        place = self._place()
-        if place.room < 1:
-            return None
-        if self._waiting:
-            return take_test(place, self._waiting, max_rows)
-        kind = self._draw_kind()
-        if kind is None or (not self.held and max_rows < 1):
-            return None
-        return draw_test(place, kind)
 
     def _place(self) -> Place:
         room = self.commit_limit - self.committed_len
@@ -351,19 +313,18 @@ class Chain:
         return Place(self.epoch, self.committed_len, self.tokens[-1], self.held, room, self.mode, most_rows)
 
     def _draw_kind(self) -> TokenKind | None:
-        """Kind of the token the verifier would draw itself now that nothing waits to be tested; None: it waits."""
-        if self._header is not None:
+        """Kind of the token that the verifier would draw itself now; None: something is to be tested, or awaited."""
+        if self._waiting.is_owed:
             return None
         if self.held and self._nothing_follows():
             return TokenKind.BONUS
-        alone = self.worker_id is None or not self.speculation.enabled or self._expiries >= MAX_EXPIRIES
-        if alone or self._plain_due or self.committed_len < self._plain_until:
-            return TokenKind.PLAIN
-        return None
+        alone = self.worker_id is None or not self.speculation.enabled
+        return TokenKind.PLAIN if alone or self._patience.is_over(self.committed_len) else None
 
     def _nothing_follows(self) -> bool:
         """Whether the chain ended at its limit and its drafter knows all that was reported, so that it stands still."""
-        return self.committed_len == self._limit and self._seen_len == self._reported_len
+        knows_all = self._waiting.seen_len == self._unreported.reported_len
+        return knows_all and self.committed_len == self._waiting.limit
 
     def _judged(self, event: Judged, out: list[Command]) -> None:
         """Commit what a test accepted and what was drawn."""
@@ -372,70 +333,48 @@ class Chain:
             raise ProtocolError("Judged while not testing")
         accepted = test.accepted(event)
         self.tokens.extend(accepted)
-        self._unreported_kinds.extend([TokenKind.ACCEPTED] * len(accepted))
-        self._unreported_tested += event.num_tested
+        self._unreported.tested(len(accepted), event.num_tested)
         # Where draws are fresh after a failure, what is reported must not depend on how a test went: a verifier lost in
         # the next pass would take accepted tokens with it and leave rejected ones.
-        self._rides = test.from_held and not test.feed and not self.mode.needs_rows
+        self._unreported.rides = test.from_held and not test.feed and not self.mode.needs_rows
         if event.drawn is None:
             self.held = bool(test.feed)
             return
         self.tokens.append(event.drawn)
-        passed = test.draw or (TokenKind.BONUS if event.num_accepted == event.num_tested else TokenKind.RECOVERED)
-        self._unreported_kinds.append(passed)
+        passed = TokenKind.BONUS if event.num_accepted == event.num_tested else TokenKind.RECOVERED
+        self._unreported.drawn(test.draw or passed)
         self.held = False
-        wasted = test.num_untested(event)
-        if wasted:
-            out.append(Count("wasted", wasted))
-        if test.feed_parents:
-            before = test.num_fed_before
-            out.append(Keep((*range(before), *(before + node for node in event.path))))
-        elif test.feed:
-            out.append(Rewind(self.kv_len))
+        wasted, kept = test.num_untested(event), test.kept(event, self.kv_len)
+        out.extend([Count("wasted", wasted)] if wasted else [])
+        out.extend([kept] if kept is not None else [])
         self._end_by_own_token(test, out)
 
     def _end_by_own_token(self, test: Test, out: list[Command]) -> None:
         """The verifier drew a token: the epoch ends and everything is reported."""
-        cause = VerdictCause.TESTED
-        if test.draw is TokenKind.PLAIN:
-            cause = VerdictCause.PATIENCE if self._plain_due else VerdictCause.PLAIN
-        ended, row = self.epoch, self._plain_since
-        self._end_epoch(out)
-        if test.draw is TokenKind.PLAIN:
-            self._plain_since = row
-        else:
-            self._plain_until = 0
+        plain = test.draw is TokenKind.PLAIN
+        ended, cause = self.epoch, self._patience.cause if plain else VerdictCause.TESTED
+        self._end_epoch(out, plain=plain)
         self._report(ended, cause, out)
 
     # -- epochs and reports ----------------------------------------------------------------------------------------
 
-    def _end_epoch(self, out: list[Command]) -> None:
+    def _end_epoch(self, out: list[Command], *, plain: bool = False) -> None:
         self._forget_chain(out)
-        self.epoch = self._plain_since = self.epoch.next_round()
+        self.epoch = self.epoch.next_round()
+        self._patience.begin(self.epoch, plain=plain)
 
     def _forget_chain(self, out: list[Command]) -> None:
         if self._waiting:
             out.append(Count("wasted", self._waiting.num_tokens))
         self._waiting.clear()
-        self._header = None
-        self._plain_due = False
-        self._limit = -1
 
     def _flush(self, out: list[Command]) -> None:
         """Report accepted tokens that have not been reported yet."""
-        if self._unreported_kinds:
+        if self._unreported:
             self._report(self.epoch, VerdictCause.TESTED, out)
 
     def _report(self, tested_epoch: Epoch, cause: str, out: list[Command]) -> None:
-        kinds = tuple(self._unreported_kinds)
-        start = self.committed_len - len(kinds)
-        accepted = kinds.count(TokenKind.ACCEPTED)
-        tokens = tuple(self.tokens[start:])
-        out.append(Report(tested_epoch, start, tokens, kinds, accepted, self._unreported_tested, self.epoch, cause))
-        self._unreported_kinds.clear()
-        self._unreported_tested = 0
-        self._rides = False
-        self._reported_len = self.committed_len
+        out.append(self._unreported.report(self.tokens, tested_epoch, self.epoch, cause))
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -446,13 +385,12 @@ class Chain:
             self._void(out)
             self._start_again(out, quarantined=True)
         elif kind is TimerKind.PATIENCE:
-            self._plain_due = True
-            self._expiries += 1
+            self._patience.expire()
 
     def _wait(self, out: list[Command]) -> None:
         """Keep exactly the timer that this state needs; a test under way leaves it alone."""
         if self._testing is not None:
             return
-        guarded = TimerKind.PATIENCE if self._header is None else TimerKind.BODY
+        guarded = TimerKind.PATIENCE if self._waiting.header is None else TimerKind.BODY
         started = self.timer.need(guarded if self.awaits_drafter else None)
         out.extend([started] if started is not None else [])

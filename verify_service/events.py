@@ -123,6 +123,18 @@ class Test:
             return tuple(self.token_ids[node] for node in judged.path)
         return self.token_ids[: judged.num_accepted]
 
+    def kept(self, judged: Judged, kv_len: int) -> "Keep | Rewind | None":
+        """Return what becomes of the KV that was fed for it, once a token was drawn; None where nothing was fed.
+
+        Args:
+            judged: the answer.
+            kv_len: length of the session's KV from now on.
+        """
+        if not self.feed_parents:
+            return Rewind(kv_len) if self.feed else None
+        before = self.num_fed_before
+        return Keep((*range(before), *(before + node for node in judged.path)))
+
     def num_untested(self, judged: Judged) -> int:
         """Return how many tokens were thrown away without a test."""
         if not self.parents:

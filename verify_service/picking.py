@@ -29,22 +29,49 @@ class Place:
         return () if self.held else (self.last_token,)
 
 
-def rows_wanted(place: Place, waiting: Waiting) -> int:
-    """Return how many rows a pass would have to compute to test all that may be tested in one."""
+def rows_wanted(place: Place, waiting: Waiting, draw: TokenKind | None) -> int:
+    """Return how many rows the model would have to compute for the next test; 0: there is none, or a held row does.
+
+    Args:
+        place: where the chain stands.
+        waiting: what waits to be tested: all that may be tested in one pass is.
+        draw: kind of the token to draw where nothing waits; None: it is not drawn yet.
+    """
+    if place.room < 1:
+        return 0
+    if not waiting:
+        return len(place.unfed) if draw is not None else 0
     if waiting.run_len:
         # At least what is unfed: its row is the one that the first token is tested on.
         return _run_len(place, waiting) + len(place.unfed)
     return len(_tree(place, waiting)) + len(place.unfed)
 
 
-def take_test(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
-    """Take what is tested next off what waits; None where the rows are too few for any of it.
+def next_test(place: Place, waiting: Waiting, draw: TokenKind | None, max_rows: int) -> Test | None:
+    """Return the next test, with what is tested taken off what waits; None where there is none, or rows are too few.
 
     Args:
-        place: with room for one token at least.
-        waiting: not empty.
+        place: where the chain stands.
+        waiting: what waits to be tested.
+        draw: kind of the token to draw where nothing waits; None: it is not drawn yet.
         max_rows: that may be computed.
     """
+    if place.room < 1:
+        return None
+    if waiting:
+        return _take(place, waiting, max_rows)
+    if draw is None or len(place.unfed) > max_rows:
+        return None
+    return _draw_test(place, draw)
+
+
+def ahead_test(place: Place) -> Test:
+    """Return the test that feeds what is unfed, and holds its row."""
+    return Test(place.epoch, place.committed_len, place.unfed, False, (), (), None)
+
+
+def _take(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
+    """Take what is tested next off what waits; None where the rows are too few for any of it."""
     if waiting.run_len and place.held and place.mode is not Mode.BLOCK:
         return _run_test(place, waiting, 1, feed=False)
     if waiting.run_len:
@@ -52,14 +79,9 @@ def take_test(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
     return _take_tree(place, waiting, max_rows)
 
 
-def draw_test(place: Place, kind: TokenKind) -> Test:
+def _draw_test(place: Place, kind: TokenKind) -> Test:
     """Return the test that draws a token with nothing to test."""
     return Test(place.epoch, place.committed_len, place.unfed, place.held, (), (), kind)
-
-
-def ahead_test(place: Place) -> Test:
-    """Return the test that feeds what is unfed, and holds its row."""
-    return Test(place.epoch, place.committed_len, place.unfed, False, (), (), None)
 
 
 def _run_len(place: Place, waiting: Waiting) -> int:
@@ -97,9 +119,9 @@ def _take_tree(place: Place, waiting: Waiting, max_rows: int) -> Test | None:
     tree = _tree(place, waiting)
     if len(tree) + len(place.unfed) > max_rows:
         return None
-    waiting.clear()
+    waiting.take_tree()
     if not len(tree):
-        return draw_test(place, TokenKind.BONUS)
+        return _draw_test(place, TokenKind.BONUS)
     feed = place.unfed + tree.token_ids
     return Test(
         place.epoch, place.committed_len, feed, place.held, tree.token_ids, tree.rows, None, tree.parents,

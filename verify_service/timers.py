@@ -1,10 +1,15 @@
-"""Which timer a chain has running: at most one, replaced or dropped when what it guards changes."""
+"""How long a chain waits for its drafter: which timer it has running, and when it goes on plain."""
 
+from outrider.ids import Epoch
+from outrider.messages import VerdictCause
 from verify_service.events import StartTimer, TimerKind
+
+MAX_EXPIRIES = 3
+"""Patience running out so often in a row stops the waiting until a drafter is attached again."""
 
 
 class Timer:
-    """The timer of a chain that waits for its drafter."""
+    """The timer of a chain that waits for its drafter: at most one, replaced or dropped when what it guards changes."""
 
     def __init__(self) -> None:
         """Have none running."""
@@ -28,3 +33,41 @@ class Timer:
             return None
         kind, self.running = self.running[0], None
         return kind
+
+
+class Patience:
+    """A chain's patience with the attached drafter, from the epoch on in which that was attached."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        """Wait from now on."""
+        self.is_due = False
+        """Whether it has run out since a token came: the next one is drawn plain."""
+        self.plain_until = 0
+        """Length before which nothing is waited for, as the drafter has said that nothing will come."""
+        self.plain_since = epoch
+        """First epoch of the unbroken row of epochs that ended in plain tokens, the present one included."""
+        self._expiries = 0
+
+    def is_over(self, length: int) -> bool:
+        """Whether the token behind so many is not waited for."""
+        return self.is_due or length < self.plain_until or self._expiries >= MAX_EXPIRIES
+
+    @property
+    def cause(self) -> str:
+        """Why a token is drawn plain."""
+        return VerdictCause.PATIENCE if self.is_due else VerdictCause.PLAIN
+
+    def expire(self) -> None:
+        """It has run out."""
+        self.is_due = True
+        self._expiries += 1
+
+    def renew(self) -> None:
+        """The drafter has spoken."""
+        self._expiries = 0
+
+    def begin(self, epoch: Epoch, *, plain: bool) -> None:
+        """An epoch begins; `plain` says whether the one before it ended in a plain token."""
+        self.is_due = False
+        if not plain:
+            self.plain_until, self.plain_since = 0, epoch

@@ -1,8 +1,11 @@
-"""What of a chain waits to be tested: runs of tokens, as they came in, and at most one tree behind them all."""
+"""What a chain has of its drafter: runs of tokens as they came in, at most one tree behind them, and what is to come.
+
+Also what the drafter says beside: where it stands still, and what it had seen. All of it ends with the epoch.
+"""
 
 from collections import deque
 
-from outrider.messages import SparseRow
+from outrider.messages import Proposal, ProposalHeader, SparseRow
 from outrider.verification.tree import Tree
 
 _Run = tuple[tuple[int, ...], tuple[SparseRow, ...]]
@@ -19,13 +22,19 @@ class Waiting:
         self._runs: deque[_Run] = deque()
         self.tree: Tree | None = None
         """It ends the chain: nothing comes behind it."""
+        self.header: ProposalHeader | None = None
+        """Of a proposal whose tokens have not come yet."""
+        self.seen_len = 0
+        """Committed length that the drafter knew when it sent its last proposal."""
+        self.limit = -1
+        """Where it stands still until it knows more; -1: it has not said."""
 
     def __len__(self) -> int:
         """Count the positions that are taken: of a tree its depth."""
         return self.run_len + (self.tree.depth if self.tree is not None else 0)
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Whether there is anything to test."""
         return bool(self._runs) or self.tree is not None
 
     @property
@@ -43,9 +52,24 @@ class Waiting:
         """Tokens of all runs, and of all branches of the tree."""
         return self.run_len + (len(self.tree) if self.tree is not None else 0)
 
-    def add(self, token_ids: tuple[int, ...], rows: tuple[SparseRow, ...]) -> None:
-        """Append a run of at least one token."""
-        self._runs.append((token_ids, rows))
+    @property
+    def is_owed(self) -> bool:
+        """Whether tokens were announced that have not been tested."""
+        return self.header is not None or bool(self)
+
+    def add(self, proposal: Proposal, *, trees: bool = True) -> None:
+        """Append a proposal, of which there is no more to be announced.
+
+        Args:
+            proposal: of at least one token.
+            trees: whether trees can be tested; where they cannot, of one its path of first children is.
+        """
+        self.header, self.seen_len, self.limit = None, proposal.seen_len, proposal.limit
+        if proposal.parents:
+            tree = Tree(proposal.token_ids, proposal.parents, proposal.rows)
+            self.tree = tree if trees else tree.first_path
+        else:
+            self._runs.append((proposal.token_ids, proposal.rows))
 
     def take(self, count: int) -> _Run:
         """Remove the oldest `count` tokens of runs, at most all of them, and return them with their rows."""
@@ -58,7 +82,11 @@ class Waiting:
                 self._runs.appendleft((run_ids[missing:], run_rows[missing:]))
         return token_ids, rows
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._runs.clear()
+    def take_tree(self) -> None:
+        """Remove the tree."""
         self.tree = None
+
+    def clear(self) -> None:
+        """Forget everything: the epoch ended."""
+        self._runs.clear()
+        self.tree, self.header, self.limit = None, None, -1

@@ -201,9 +201,9 @@ class WaitsForNoBody(Chain):
         self._as_if_unannounced(lambda: super(WaitsForNoBody, self)._wait(out))
 
     def _as_if_unannounced(self, ask: Callable[[], TokenKind | None]) -> TokenKind | None:
-        header, self._header = self._header, None
+        header, self._waiting.header = self._waiting.header, None
         kind = ask()
-        self._header = header
+        self._waiting.header = header
         return kind
 
 
@@ -235,7 +235,7 @@ class TestsAfterABonus(Chain):
         message = event.message
         if isinstance(message, Proposal) and message.base_len + 1 == self.committed_len == self._bonus_len:
             self._bonus = self.tokens.pop()
-            self._waiting.add(message.token_ids[:1], message.rows[:1])
+            self._waiting.add(replace(message, token_ids=message.token_ids[:1], rows=message.rows[:1]))
         else:
             super()._arrived(event, out)
 
@@ -269,7 +269,7 @@ class ReportsAcceptedTokensLater(Chain):
     def _judged(self, event: verify.Judged, out: list[verify.Command]) -> None:
         test = self._testing
         super()._judged(event, out)
-        self._rides = test is not None and test.from_held and not test.feed
+        self._unreported.rides = test is not None and test.from_held and not test.feed
 
 
 def test_a_loss_that_takes_accepted_tokens_and_leaves_rejected_ones_is_caught() -> None:

@@ -31,7 +31,7 @@ class ForgetsWhatWasSeen(Chain):
     """Draws a bonus at the chain's limit, though a commit that moves the limit is under way."""
 
     def _nothing_follows(self) -> bool:
-        return self.committed_len == self._limit
+        return self.committed_len == self._waiting.limit
 
 
 class AcceptsByLength(Chain):
@@ -47,14 +47,17 @@ class WaitsForADrafterThatKnowsNothing(Chain):
 
     def _progress(self, event: DecodeProgress) -> None:
         super()._progress(event)
-        self._plain_until = 0
+        self._patience.plain_until = 0
 
 
 class DropsGarbageOnly(Chain):
     """Drops a proposal longer than it knows of, and says nothing."""
 
-    def _take_garbage(self, epoch: Epoch, out: list[verify.Command]) -> None:
-        out.append(verify.Count("garbage"))
+    def _blame(self, name: str, out: list[verify.Command], *, resets: bool = True) -> None:
+        if name == "garbage":
+            out.append(verify.Count(name))
+        else:
+            super()._blame(name, out, resets=resets)
 
 
 class KeepsTheChainOfALostStream(Chain):

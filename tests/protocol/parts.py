@@ -38,7 +38,8 @@ from verify_service import events as verify
 from verify_service.chain import Chain
 from verify_service.conduct import Conduct
 from verify_service.reports import hint_of
-from verify_service.timers import Timer
+from verify_service.timers import Patience, Timer
+from verify_service.unreported import Unreported
 from verify_service.waiting import Waiting
 
 SESSION = SessionId("s")
@@ -46,7 +47,7 @@ VOCAB = 11
 PROMPT = (1, 2, 3)
 M = TypeVar("M")
 
-_INNER = (Waiting, Conduct, Timer, window_module._Draft, rounds_module._Drafter)
+_INNER = (Waiting, Conduct, Patience, Timer, Unreported, window_module._Draft, rounds_module._Drafter)
 """Mutable values inside the machines."""
 _NAMES_ONLY = {"_count", "_tickets", "ticket", "plan", "committer"}
 """Fields that only name things, or never change: states that differ in nothing else are equal."""

@@ -47,11 +47,11 @@ def test_a_commit_limit_close_ahead_of_the_log_cuts_trees_and_breaks_nothing(mon
 class KeepsTheEpochOfATree(Chain):
     """Goes on in the epoch of a tree that was accepted whole, as behind a run."""
 
-    def _end_epoch(self, out: list[verify.Command]) -> None:
-        if self._testing is None and self._reported_len < self.committed_len:
+    def _end_epoch(self, out: list[verify.Command], *, plain: bool = False) -> None:
+        if self._testing is None and self._unreported.reported_len < self.committed_len:
             self._forget_chain(out)
         else:
-            super()._end_epoch(out)
+            super()._end_epoch(out, plain=plain)
 
 
 def test_a_tree_that_does_not_end_its_epoch_is_found() -> None:

@@ -31,7 +31,7 @@ from tests.unit.chain_steps import (
     scheduled,
     with_rows,
 )
-from verify_service.chain import MAX_EXPIRIES, MAX_PARKED, Chain
+from verify_service.chain import MAX_PARKED, Chain
 from verify_service.conduct import MAX_BROKEN, MAX_GARBAGE
 from verify_service.events import (
     Count,
@@ -44,6 +44,7 @@ from verify_service.events import (
     TimerExpired,
     TimerKind,
 )
+from verify_service.timers import MAX_EXPIRIES
 
 # --- testing --------------------------------------------------------------------------------------------------------
 
