@@ -16,11 +16,9 @@ from outrider.errors import NotFound
 from outrider.messages import Vocabulary
 from outrider.model.names import ModelSpec, locate
 from outrider.model.runner import ModelRunner
-from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
+from outrider.model.toy import TOY, ToyTokenizer, toy_of
 from outrider.model.vocabulary import HasVocabulary, vocabulary
 
-TOY = "toy"
-"""Name of the toy model, whose vocabulary drafters without a model can speak too."""
 MAX_LOOKUP_LEN = 1 << 20
 """Most tokens of a session that drafters without a model look at."""
 
@@ -125,23 +123,12 @@ def _tokenizer(settings: DraftSettings, on_progress: Progress) -> HasVocabulary:
 
 
 def _toy(settings: DraftSettings) -> Loaded:
-    tokenizer = ToyTokenizer()
-    target = ToyLanguage(len(tokenizer), settings.toy_seed, settings.toy_order, settings.toy_sharpness)
-    runner = ToyRunner(
-        noisy(target, settings.toy_agreement),
-        context_len=settings.context_len or 4096,
-        num_blocks=toy_blocks(settings.pool),
-        delay_s=settings.toy_delay_s,
-    )
-    return Loaded(
-        CausalLm(
-            runner,
-            vocab_len=len(tokenizer),
-            kind="toy",
-            prefix_reuse=settings.prefix_reuse,
-            tree_nodes=settings.tree_nodes,
-        ),
-        vocabulary(tokenizer),
+    tokenizer, runner = ToyTokenizer(), toy_of(settings, lambda target: noisy(target, settings.toy_agreement))
+    drafter = CausalLm(
         runner,
-        tokenizer,
+        vocab_len=len(tokenizer),
+        kind=TOY,
+        prefix_reuse=settings.prefix_reuse,
+        tree_nodes=settings.tree_nodes,
     )
+    return Loaded(drafter, vocabulary(tokenizer), runner, tokenizer)

@@ -22,12 +22,12 @@ import torch
 
 from draft_service.config import DraftSettings
 from draft_service.drafters.protocol import Drafter, TakesFeatures
-from draft_service.loading import TOY, load_drafter
+from draft_service.loading import load_drafter
 from draft_service.replay import Tell, replay
 from draft_service.teacher import Teacher, message
 from outrider.errors import FailedPrecondition, OutriderError
 from outrider.model.names import ModelSpec
-from outrider.model.toy import toy_blocks, toy_from_name
+from outrider.model.toy import TOY, toy_blocks, toy_from_name
 from outrider.redaction import redacted
 from outrider.shadowing import Logged, Passes, Shadowed, from_line
 

@@ -11,12 +11,12 @@ import torch
 from draft_service.metrics import DraftMetrics
 from outrider.ids import WorkerId
 from outrider.messages import WorkerDescription
+from outrider.model.kv import num_blocks_for
 from simulator.clients import Client
 from simulator.clock import Clock
 from simulator.orchestrator import TimedOrchestrator
 from simulator.registry import RENEWALS, TTL_S, Registry
 from simulator.results import Summary, Tally, mean, middle, upper
-from simulator.runner import blocks_for
 from simulator.setting import Setting
 from simulator.text import Luck
 from simulator.wires import Wires
@@ -58,8 +58,8 @@ class Cluster:
     def _verifier(self, index: int) -> TimedVerifier:
         fleet, load = self.setting.fleet, self.setting.load
         context_len = load.prompt + load.tokens
-        whole = blocks_for(context_len) + 1
-        num_blocks = blocks_for(fleet.kv_tokens) if fleet.kv_tokens else whole * fleet.verifier_sessions
+        whole = num_blocks_for(context_len) + 1
+        num_blocks = num_blocks_for(fleet.kv_tokens) if fleet.kv_tokens else whole * fleet.verifier_sessions
         room = VerifierRoom(fleet.verifier_sessions, MAX_WAITING, max(whole, num_blocks), context_len)
         worker = TimedVerifier(WorkerId(f"v{index}"), index % fleet.zones, self.clock, self.setting.costs, room)
         self._wires.verifiers[worker.worker_id] = worker

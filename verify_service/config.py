@@ -11,9 +11,6 @@ from outrider.model.settings import ModelSettings
 from outrider.rpc import MAX_MESSAGE_BYTES
 from outrider.tier.tier import TierSettings
 
-TOY = "toy"
-"""Model name of the exact toy model, which needs no weights."""
-
 
 class VerifySettings(ModelSettings):
     """What a verifier can be told, beside what every service with a model can."""

@@ -9,12 +9,12 @@ import torch
 from outrider.messages import Vocabulary
 from outrider.model.names import ModelSpec
 from outrider.model.runner import ModelRunner
-from outrider.model.toy import ToyLanguage, ToyRunner, ToyTokenizer, toy_blocks
+from outrider.model.toy import TOY, ToyTokenizer, toy_of
 from outrider.model.vocabulary import HasVocabulary, vocabulary
 from outrider.tier.identity import identify
 from outrider.tier.speeds import Speeds
 from outrider.tier.tier import BlockTier
-from verify_service.config import TOY, VerifySettings
+from verify_service.config import VerifySettings
 from verify_service.restoring import Tier
 
 if TYPE_CHECKING:
@@ -105,14 +105,7 @@ def open_tier(settings: VerifySettings, runner: ModelRunner, weights: bytes) -> 
 
 
 def _toy(settings: VerifySettings) -> Loaded:
-    tokenizer = ToyTokenizer()
-    language = ToyLanguage(len(tokenizer), settings.toy_seed, settings.toy_order, settings.toy_sharpness)
-    runner = ToyRunner(
-        language,
-        context_len=settings.context_len or 4096,
-        num_blocks=toy_blocks(settings.pool),
-        delay_s=settings.toy_delay_s,
-    )
+    tokenizer, runner = ToyTokenizer(), toy_of(settings)
     # What decides the toy's rows, in place of weights.
     weights = repr((settings.toy_seed, settings.toy_order, settings.toy_sharpness)).encode()
     return Loaded(runner, vocabulary(tokenizer), tokenizer, open_tier(settings, runner, weights))

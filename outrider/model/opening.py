@@ -50,8 +50,6 @@ class OpenedModel:
     end_token_ids: tuple[int, ...]
     weights: bytes = b""
     """A digest of the weights, if it was asked for; of a toy its name."""
-    ranks: Ranks | None = None
-    """The processes that share it; whoever stops dismisses the others."""
 
 
 def open_model(
@@ -98,7 +96,7 @@ def open_model(
     stock.verify(served)
     calibrate(served, cache_dir())
     on_progress("checking the model", 1.0)
-    return OpenedModel(served, cast(Tokenizer, tokenizer), vocabulary(tokenizer), ends, weights, ranks)
+    return OpenedModel(served, cast(Tokenizer, tokenizer), vocabulary(tokenizer), ends, weights)
 
 
 def follow(spec: ModelSpec, ranks: Ranks, context_len: int = 0) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,22 +19,16 @@ from torch import Tensor
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
 from outrider.model.block_access import PoolAccess
-from outrider.model.kv import BlockPool, BlockSlot, block_slot, pool_rows
+from outrider.model.kv import BlockPool, BlockSlot, pool_rows
 from outrider.model.memory import KvBudget
-from outrider.model.runner import (
-    BLOCK_LEN,
-    BlockLayout,
-    Feed,
-    InvalidFeed,
-    KvSlot,
-    KvUsage,
-    ModelInfo,
-    Rows,
-    check_feeds,
-)
+from outrider.model.pooled import PooledRunner
+from outrider.model.runner import BLOCK_LEN, BlockLayout, Feed, ModelInfo, Rows, check_feeds
+from outrider.model.settings import ModelSettings
 from outrider.sampling import greedy_ids
 from outrider.verification.tree import Tree
 
+TOY = "toy"
+"""Name of the toy in settings; it needs no weights."""
 TOKEN_BYTES = 8
 """What a toy remembers of a token."""
 MAX_TOY_BLOCKS = 1024
@@ -96,7 +90,7 @@ class ToyLanguage:
         return law / law.sum()
 
 
-class ToyRunner:
+class ToyRunner(PooledRunner):
     """The runner protocol over a `ToyLanguage`, with the accounting of the real one."""
 
     def __init__(
@@ -119,8 +113,8 @@ class ToyRunner:
             delay_s: Seconds that one pass takes (slept), to imitate a model's cost.
             name: The model's name.
         """
+        super().__init__(BlockPool(num_blocks, self.copy_block, self.move_tokens))
         self._language = language
-        self._pool = BlockPool(num_blocks, self.copy_block, self.move_tokens)
         self._memory = [0] * (num_blocks * BLOCK_LEN)
         self._delay_s = delay_s
         self.passes: list[int] = []
@@ -139,16 +133,6 @@ class ToyRunner:
         return self._info
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that can be taken."""
-        return self._pool.num_free
-
-    @property
-    def kv_usage(self) -> KvUsage:
-        """How the pool is used."""
-        return self._pool.usage
-
-    @property
     def block_access(self) -> PoolAccess:
         """The pool's blocks as bytes."""
         return PoolAccess(self._pool, self)
@@ -157,16 +141,6 @@ class ToyRunner:
     def layout(self) -> BlockLayout:
         """What one block's bytes are: its token ids."""
         return BlockLayout("int64", 1, 1, TOKEN_BYTES * BLOCK_LEN)
-
-    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
-        """Return an empty slot."""
-        return self._pool.new_slot(by_class=by_class)
-
-    def free_slot(self, slot: KvSlot, *, forget: bool = False) -> None:
-        """Give a slot's blocks back; idempotent."""
-        own = block_slot(slot, self._pool)
-        if own is not None:
-            own.release(forget=forget)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy what a block of the memory holds to another block."""
@@ -190,16 +164,9 @@ class ToyRunner:
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""
         check_feeds(feeds, self._info)
-        slots = [self._own_slot(feed.slot) for feed in feeds]
-        self._pool.reserve([(slot, slot.length + len(feed.token_ids)) for slot, feed in zip(slots, feeds, strict=True)])
+        slots = self._reserved(feeds)
         self._count_passes(feeds)
         return [self._rows(slot, feed) for slot, feed in zip(slots, feeds, strict=True)]
-
-    def _own_slot(self, slot: KvSlot) -> BlockSlot:
-        own = block_slot(slot, self._pool)
-        if own is None:
-            raise InvalidFeed("the slot is freed or belongs to another runner")
-        return own
 
     def _rows(self, slot: BlockSlot, feed: Feed) -> Rows:
         start, count = slot.length, len(feed.token_ids)
@@ -249,6 +216,25 @@ def toy_blocks(wanted: int | KvBudget) -> int:
     if isinstance(wanted, int):
         return wanted
     return min(MAX_TOY_BLOCKS, wanted.num_blocks(TOKEN_BYTES * BLOCK_LEN, torch.device("cpu")))
+
+
+def toy_of(settings: ModelSettings, change: Callable[[ToyLanguage], ToyLanguage] = lambda target: target) -> ToyRunner:
+    """Make the toy that a service's settings describe.
+
+    Args:
+        settings: Of the service.
+        change: Makes the language that is spoken out of the target's.
+
+    Raises:
+        FailedPrecondition: A budget without room for one block.
+    """
+    target = ToyLanguage(len(ToyTokenizer()), settings.toy_seed, settings.toy_order, settings.toy_sharpness)
+    return ToyRunner(
+        change(target),
+        context_len=settings.context_len or 4096,
+        num_blocks=toy_blocks(settings.pool),
+        delay_s=settings.toy_delay_s,
+    )
 
 
 def toy_from_name(name: str, num_blocks: int = 1024) -> ToyRunner:

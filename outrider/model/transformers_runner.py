@@ -17,22 +17,23 @@ from transformers import PreTrainedModel
 from outrider.errors import FailedPrecondition
 from outrider.ids import TokenClass
 from outrider.model.block_access import PoolAccess
-from outrider.model.decoders import FusedModel, StockModel
+from outrider.model.decoders import Decoder, FusedModel, StockModel, device_of
 from outrider.model.fetching import Piece, Want, fetch
 from outrider.model.fused import can_fuse
-from outrider.model.kv import BlockPool, BlockSlot, KvCache, block_slot
+from outrider.model.kv import BlockPool, BlockSlot, KvCache
 from outrider.model.memory import KvBudget
 from outrider.model.packed import packed, unmap
 from outrider.model.parallel import CopyBlock, Dismissed, LeadingPasses, MoveRows, Ranks, RunPass
 from outrider.model.planning import Branch, Layout, PassShape, Planner, Row, RowClasses
+from outrider.model.pooled import PooledRunner
 from outrider.model.recording import AnewPasses, Passes, RecordedPasses
 from outrider.model.row_attention import is_supported
-from outrider.model.runner import BLOCK_LEN, Feed, InvalidFeed, KvSlot, KvUsage, ModelInfo, Rows, check_feeds
+from outrider.model.runner import BLOCK_LEN, Feed, ModelInfo, Rows, check_feeds
 from outrider.model.sharding import num_shards
 from outrider.verification.tree import Tree
 
 
-class TransformersRunner:
+class TransformersRunner(PooledRunner):
     """The runner protocol over a `transformers` causal LM."""
 
     def __init__(
@@ -61,44 +62,29 @@ class TransformersRunner:
             FailedPrecondition: The model cannot run over a block pool; names the feature. Or the memory is too small.
         """
         shapes = kv_shapes(model)
-        whole = num_shards(model) == 1
         self.model = model.train(False)
         head = head_of(model)
-        weight = cast(Tensor, head.weight)
-        self._device, self._dtype = weight.device, weight.dtype
+        vocab_size, hidden_size = cast(Tensor, head.weight).shape
+        self._device, self._dtype = device_of(head)
         context_len = _context_len(model, context_len)
         # Layers that are split over ranks compute as `transformers` has split them.
-        self.fused = fused and whole and can_fuse(model)
-        if whole:
-            head = packed(head)
-            cast(Any, model).set_output_embeddings(head)
-        decoder = FusedModel(model, head, context_len) if self.fused else StockModel(model, head)
-        if whole:
-            unmap(model)
+        self.fused = fused and num_shards(model) == 1 and can_fuse(model)
+        decoder = _decoder(model, head, context_len, fused=self.fused)
         token_bytes = sum(2 * heads * dim * self._dtype.itemsize for heads, dim in shapes)
         if isinstance(num_blocks, KvBudget):
             num_blocks = num_blocks.num_blocks(token_bytes * BLOCK_LEN, self._device)
         # One block more than the pool gives away: padding is written there.
         self._kv = KvCache(shapes, num_blocks + 1, self._dtype, self._device)
-        self._pool = BlockPool(num_blocks, self._kv.copy, self._kv.move)
+        super().__init__(BlockPool(num_blocks, self._kv.copy, self._kv.move))
         self.layout = layout or _fastest_layout(model, self._dtype, self._device, fused=self.fused)
         passes = RecordedPasses if self.layout is Layout.FIXED else AnewPasses
         self.passes: Passes = passes(decoder, self._kv, self._device)
         self._classes = RowClasses()
         self._base_info = ModelInfo(
-            name=name,
-            vocab_size=weight.shape[0],
-            context_len=context_len,
-            dtype=str(self._dtype).removeprefix("torch."),
-            hidden_size=weight.shape[1],
-            row_classes=(),
-            max_rows=0,
-            exactness="",
-            fingerprint="",
-            kv_bytes_per_token=token_bytes,
-            num_blocks=num_blocks,
-            trees=self.layout is Layout.RUNS,
-        )
+            name=name, vocab_size=vocab_size, context_len=context_len, dtype=str(self._dtype).removeprefix("torch."),
+            hidden_size=hidden_size, row_classes=(), max_rows=0, exactness="", fingerprint="",
+            kv_bytes_per_token=token_bytes, num_blocks=num_blocks, trees=self.layout is Layout.RUNS,
+        )  # fmt: skip
         self.set_classes(self._classes, "")
 
     @property
@@ -120,16 +106,6 @@ class TransformersRunner:
     def device(self) -> torch.device:
         """Where the model is."""
         return self._device
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that can be taken."""
-        return self._pool.num_free
-
-    @property
-    def kv_usage(self) -> KvUsage:
-        """How the pool is used."""
-        return self._pool.usage
 
     @property
     def block_access(self) -> PoolAccess:
@@ -187,22 +163,10 @@ class TransformersRunner:
         )
         self._pool.set_roots(fingerprint, classes_differ=classes.classes_differ)
 
-    def new_slot(self, *, by_class: bool = True) -> BlockSlot:
-        """Return an empty slot."""
-        return self._pool.new_slot(by_class=by_class)
-
-    def free_slot(self, slot: KvSlot, *, forget: bool = False) -> None:
-        """Give a slot's blocks back; idempotent."""
-        own = block_slot(slot, self._pool)
-        if own is not None:
-            own.release(forget=forget)
-
     def forward(self, feeds: Sequence[Feed]) -> list[Rows]:
         """Run feeds; see `ModelRunner.forward`."""
         check_feeds(feeds, self._info)
-        slots = [self._own_slot(feed.slot) for feed in feeds]
-        ends = [slot.length + len(feed.token_ids) for slot, feed in zip(slots, feeds, strict=True)]
-        self._pool.reserve(list(zip(slots, ends, strict=True)))
+        slots = self._reserved(feeds)
         try:
             pieces = self._run_passes(feeds, slots)
         except BaseException:
@@ -215,12 +179,6 @@ class TransformersRunner:
             else:
                 slot.advance(feed.token_ids, feed.token_class)
         return [self._gather(feed, piece) for feed, piece in zip(feeds, pieces, strict=True)]
-
-    def _own_slot(self, slot: KvSlot) -> BlockSlot:
-        own = block_slot(slot, self._pool)
-        if own is None:
-            raise InvalidFeed("the slot is freed or belongs to another runner")
-        return own
 
     def _run_passes(self, feeds: Sequence[Feed], slots: list[BlockSlot]) -> list[list[Piece]]:
         """Run all passes; per feed, what is wanted of it in the order of its positions."""
@@ -267,6 +225,17 @@ class TransformersRunner:
         info = self._info
         hidden = torch.empty(0, info.hidden_size, dtype=self._dtype)
         return Piece(torch.empty(0, info.vocab_size), hidden, torch.empty(0, dtype=torch.int64))
+
+
+def _decoder(model: PreTrainedModel, head: nn.Module, context_len: int, *, fused: bool) -> Decoder:
+    """Return what computes passes; the model's weights are packed and its layers replaced where that can be."""
+    if num_shards(model) > 1:
+        return StockModel(model, head)
+    head = packed(head)
+    cast(Any, model).set_output_embeddings(head)
+    decoder: Decoder = FusedModel(model, head, context_len) if fused else StockModel(model, head)
+    unmap(model)
+    return decoder
 
 
 def _rows_of(number: int, feed: Feed, slot: BlockSlot) -> list[Row]:
