@@ -109,7 +109,7 @@ class FeatureDraft(nn.Module):
         """Return the law of token t + 2 over `draft_ids`, as logits.
 
         Args:
-            guesses: [..., hidden], from `leave` or `extend`.
+            guesses: [..., hidden], from `leave`.
 
         Returns:
             [..., draft_vocab_size].
@@ -131,76 +131,3 @@ class FeatureDraft(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         dtype = self.join.weight.dtype
         return torch.cat([cos, cos], -1)[..., None, :].to(dtype), torch.cat([-sin, sin], -1)[..., None, :].to(dtype)
-
-    def extend(self, embedded: Tensor, features: Tensor, kv: "DraftKv") -> Tensor:
-        """Run new positions of one session, right behind those its KV holds, and keep their KV.
-
-        Args:
-            embedded: [rows, hidden].
-            features: [rows, hidden]; the target's, the chain's own guesses, or the stand-in.
-            kv: Of the session; grows by the rows.
-
-        Returns:
-            [rows, hidden], the guessed features.
-        """
-        entered = self.enter(embedded, features)
-        start, end = kv.length, kv.length + len(entered)
-        positions = torch.arange(start, end, device=entered.device)
-        queries, keys, values = self.project(entered, self.rotation(positions))
-        kv.append(keys, values)
-        known = torch.arange(end, device=entered.device)
-        attended = fn.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None],
-            kv.keys[None, :, :end],
-            kv.values[None, :, :end],
-            attn_mask=None if len(entered) == 1 else known <= positions[:, None],
-            enable_gqa=True,
-        )
-        return self.leave(entered, attended[0].transpose(0, 1).flatten(1))
-
-
-class DraftKv:
-    """Keys and values of one session's positions."""
-
-    def __init__(self, net: FeatureDraft, capacity: int) -> None:
-        """Reserve room.
-
-        Args:
-            net: Whose KV it is.
-            capacity: Most positions.
-        """
-        weight, shape = net.join.weight, net.shape
-        size = (shape.num_kv_heads, capacity, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=weight.dtype, device=weight.device)
-        self.values = torch.zeros_like(self.keys)
-        self.length = 0
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Keep the KV of the next positions.
-
-        Args:
-            keys: [rows, num_kv_heads, head_dim].
-            values: The same.
-
-        Raises:
-            ValueError: There is no room for them.
-        """
-        end = self.length + len(keys)
-        if end > self.keys.shape[1]:
-            raise ValueError(f"position {end - 1} is outside the draft's KV of {self.keys.shape[1]} positions")
-        self.keys[:, self.length : end] = keys.transpose(0, 1)
-        self.values[:, self.length : end] = values.transpose(0, 1)
-        self.length = end
-
-    def truncate(self, length: int) -> None:
-        """Forget everything at or behind `length`.
-
-        Args:
-            length: At most the present one; moves no data.
-
-        Raises:
-            ValueError: It is outside [0, present length].
-        """
-        if not 0 <= length <= self.length:
-            raise ValueError(f"length {length} is outside [0, {self.length}]")
-        self.length = length

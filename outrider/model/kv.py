@@ -1,8 +1,8 @@
 """Block accounting of a KV pool, and the tensors behind it.
 
 `BlockPool` decides which block belongs to which slots; `KvCache` holds the numbers. A slot's blocks are kept side by
-side where there is room, because attention then reads the pool through a view; scattered blocks are gathered first.
-Where a block lies never changes what is computed from it. `blocks.py` counts who uses which block.
+side where there is room, so that reading one after the other is reading on in memory. Where a block lies never changes
+what is computed from it. `blocks.py` counts who uses which block.
 
 A block is *free*, *used* by one slot or several, or *cached*: used by none, known by its content (`prefix.py`), and
 given up, longest unused first, when a slot needs room. Several slots may read a block; who wants to write into one that
@@ -27,7 +27,7 @@ _CLASS_BYTES = {token_class: bytes([token_class]) for token_class in TokenClass}
 class BlockSlot:
     """A session's block table and tokens; the block at index i holds positions [64 i, 64 i + 64)."""
 
-    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_root", "_token_ids", "_tree", "blocks", "contiguous")
+    __slots__ = ("_by_class", "_classes", "_keys", "_pool", "_root", "_token_ids", "_tree", "blocks")
 
     def __init__(self, pool: "BlockPool", *, by_class: bool = True, behind: Sequence[int] = ()) -> None:
         self._pool: BlockPool | None = pool
@@ -41,7 +41,6 @@ class BlockSlot:
         self._tree: Tree | None = None
         """What was fed last, if it was a tree: its nodes' KV lies one after another behind the length."""
         self.blocks: list[int] = []
-        self.contiguous = True
 
     @property
     def length(self) -> int:
@@ -187,7 +186,6 @@ class BlockSlot:
         if self._pool is not None:
             self._pool.num_holders += bool(blocks) - bool(self.blocks)
         self.blocks = blocks
-        self.contiguous = all(block == blocks[0] + index for index, block in enumerate(blocks))
 
 
 class BlockPool(Blocks):
@@ -247,8 +245,7 @@ def block_slot(slot: KvSlot, pool: BlockPool) -> BlockSlot | None:
 class KvCache:
     """Keys and values of all blocks: per layer [num_blocks * 64, 2 * kv_heads, head_dim], keys before values.
 
-    Position p of a slot lies at row `blocks[p // 64] * 64 + p % 64`, so a run of neighbouring blocks is a view, and one
-    copy writes a token's keys and values.
+    Position p of a slot lies at row `blocks[p // 64] * 64 + p % 64`, and one copy writes a token's keys and values.
     """
 
     def __init__(
@@ -264,8 +261,9 @@ class KvCache:
         """
         rows = num_blocks * BLOCK_LEN
         self.on_move: Callable[[list[int], list[int]], None] = lambda _sources, _targets: None
+        """Told first of rows that are copied, so that other ranks do the same."""
         self.on_copy: Callable[[int, int], None] = lambda _source, _target: None
-        """Told first of what is copied, so that other ranks do the same."""
+        """The same for whole blocks."""
         self.layers = [torch.zeros(rows, 2 * heads, dim, dtype=dtype, device=device) for heads, dim in shapes]
 
     def move(self, sources: list[int], targets: list[int]) -> None:
@@ -311,13 +309,6 @@ class KvCache:
         """Return a block's bytes in each layer, as views."""
         rows = slice(block * BLOCK_LEN, (block + 1) * BLOCK_LEN)
         return [pool[rows].reshape(-1).view(torch.uint8) for pool in self.layers]
-
-    def read(self, layer: int, where: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [kv_heads, n, head_dim] of pool rows: a view for a slice, a copy for row numbers."""
-        pool = self.layers[layer]
-        both = (pool[where] if isinstance(where, slice) else pool.index_select(0, where)).transpose(0, 1)
-        heads = both.shape[0] // 2
-        return both[:heads], both[heads:]
 
 
 def pool_row(slot: BlockSlot, place: int) -> int:

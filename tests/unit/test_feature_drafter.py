@@ -13,7 +13,7 @@ from draft_service.drafters.protocol import Guessed, Plan, Work
 from draft_service.drafters.sampling import guess_ranked
 from draft_service.trained import rank
 from draft_service.window import FOREVER
-from outrider.drafting.feature import DraftKv, FeatureDraft
+from outrider.drafting.feature import FeatureDraft
 from outrider.errors import FailedPrecondition
 from outrider.history import History
 from outrider.ids import Epoch, Generation, Mode, SessionId, TokenClass
@@ -33,6 +33,7 @@ from tests.unit.feature_bench import (
     sent,
     target,
 )
+from tests.unit.feature_chain import FeatureChain
 
 S = SessionId("s")
 TEXT = prompt(90, 2)
@@ -73,7 +74,7 @@ def test_the_network_computes_what_the_trained_one_does() -> None:
     draft, net = made_net()
     rows, embedding = features_of(TEXT), target().get_input_embeddings().weight
     with torch.no_grad():
-        expected = draft.logits(draft.extend(embedding[torch.tensor(TEXT[1:])], rows[:-1], DraftKv(draft, 128)))
+        expected = draft.logits(FeatureChain(draft).extend(embedding[torch.tensor(TEXT[1:])], rows[:-1]))
     got = feed(net, net.pool.new_slot(), TEXT, rows, [1, 2, 3, 32, 31, 20])
     assert torch.allclose(got, expected, atol=1e-4)
     assert not torch.allclose(got, expected.roll(1, 0), atol=1e-1)
@@ -308,6 +309,20 @@ def test_a_session_without_room_for_its_kv_passes_and_the_others_draft() -> None
     assert planned(drafter, "t", TEXT, 4) == Plan(0, 91, "kv_full")
     drafter.close(S, keep=False)
     assert planned(drafter, "t", TEXT, 4) == Plan(4)
+
+
+def test_kept_kv_is_not_taken_over_where_it_is_the_room_that_a_plan_was_promised() -> None:
+    drafter, long, short = feature_drafter(num_blocks=3), prompt(140), prompt(60, 7)
+    drafter.open(session("before", prompt_len=140), long)
+    drafter.take_features(sent(long, 0, 139, "before"))
+    draw(drafter, "before", long, 1)
+    drafter.close(SessionId("before"), keep=True)
+    drafter.open(session("s", prompt_len=60), short)
+    assert planned(drafter, "s", short, 8) == Plan(8)
+    drafter.open(session("again", prompt_len=140), long)
+    while len(short) < 68:
+        [outcome] = drafter.draw([Work(S, EPOCH, short, 68 - len(short))])
+        short += guesses(outcome).token_ids
 
 
 def test_a_context_that_is_full_is_passed_for_good() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from outrider.drafting import checkpoint
 from outrider.drafting.checkpoint import CONFIG, WEIGHTS, Origin
-from outrider.drafting.feature import DraftKv, FeatureDraft, FeatureShape
+from outrider.drafting.feature import FeatureDraft, FeatureShape
 from outrider.drafting.medusa import MedusaHeads, MedusaShape
 from outrider.drafting.shipped import FEATURE, shipped
 from outrider.errors import FailedPrecondition, NotFound, VocabularyMismatch
@@ -38,32 +38,6 @@ def origin() -> Origin:
 def saved(folder: Path) -> Path:
     checkpoint.save(folder, net(), origin(), torch.float32)
     return folder
-
-
-def test_rows_run_one_by_one_are_those_run_together() -> None:
-    draft, rows = net(), torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(3))
-    together, apart = DraftKv(draft, 9), DraftKv(draft, 9)
-    at_once = draft.extend(rows[0], rows[1], together)
-    in_turn = torch.cat([draft.extend(rows[0, i : i + 1], rows[1, i : i + 1], apart) for i in range(9)])
-    torch.testing.assert_close(at_once, in_turn)
-
-
-def test_a_truncated_kv_goes_on_as_if_the_rest_had_never_been() -> None:
-    draft, rows = net(), torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(4))
-    kv, fresh = DraftKv(draft, 8), DraftKv(draft, 8)
-    draft.extend(rows[0], rows[1], kv)
-    kv.truncate(3)
-    draft.extend(rows[0, :3], rows[1, :3], fresh)
-    again = [draft.extend(rows[1, :2], rows[0, :2], each) for each in (kv, fresh)]
-    torch.testing.assert_close(*again)
-
-
-def test_a_kv_without_room_says_which_position_does_not_fit() -> None:
-    draft = net()
-    with pytest.raises(ValueError, match="position 4 is outside the draft's KV of 4"):
-        draft.extend(torch.zeros(5, 32), torch.zeros(5, 32), DraftKv(draft, 4))
-    with pytest.raises(ValueError, match=r"length 1 is outside \[0, 0\]"):
-        DraftKv(draft, 4).truncate(1)
 
 
 @pytest.mark.parametrize("kind", ["feature", "medusa"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.drafting.feature import DraftKv, FeatureDraft, FeatureShape
+from outrider.drafting.feature import FeatureDraft, FeatureShape
 from outrider.errors import FailedPrecondition
 from outrider.training.acceptance import Acceptance, _play, measure
 from outrider.training.agreement import agreement
@@ -17,6 +17,7 @@ from outrider.training.objective import Objective, drawn_prefixes
 from outrider.training.state import State
 from outrider.training.trainer import Trainer
 from outrider.training.unroll import unrolled
+from tests.unit.feature_chain import FeatureChain
 from tests.unit.training_bench import Setting, make_setting, quick, some_texts
 
 KINDS = ("feature", "medusa", "small-lm")
@@ -39,11 +40,11 @@ def test_an_unrolled_step_is_the_step_of_a_chain_that_began_so_many_rows_before(
     steps = list(unrolled(net, embedded, features, 4))
     for text in range(2):
         for begin in (0, 2, 6):
-            kv = DraftKv(net, 10)
-            guess = net.extend(embedded[text, : begin + 1], features[text, : begin + 1], kv)[-1:]
+            chain = FeatureChain(net)
+            guess = chain.extend(embedded[text, : begin + 1], features[text, : begin + 1])[-1:]
             torch.testing.assert_close(guess[0], steps[0][text, begin])
             for step in range(1, 4):
-                guess = net.extend(embedded[text, begin + step : begin + step + 1], guess, kv)
+                guess = chain.extend(embedded[text, begin + step : begin + step + 1], guess)
                 torch.testing.assert_close(guess[0], steps[step][text, begin + step])
 
 
