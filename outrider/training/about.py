@@ -15,8 +15,10 @@ def is_described(folder: Path) -> bool:
 
 
 def describe(folder: Path, fields: Mapping[str, object]) -> None:
-    """Write down what a folder is of."""
-    (folder / ABOUT).write_text(json.dumps(fields, indent=2) + "\n")
+    """Write down what a folder is of; an unfinished file never has the name."""
+    part = folder / f"{ABOUT}.part"
+    part.write_text(json.dumps(fields, indent=2) + "\n")
+    part.replace(folder / ABOUT)
 
 
 def check_same(folder: Path, fields: Mapping[str, object], what: str) -> None:

@@ -67,7 +67,7 @@ class SmallLmTrainee:
         return ids
 
     def save(self, folder: Path, origin: Origin) -> None:
-        """Write a folder as `transformers` reads it, in bfloat16, and what it was trained for beside it."""
+        """Write a folder as `transformers` reads it, in bfloat16; what it was trained for is in no file of that."""
         del origin
         model: Any = LlamaForCausalLM(self.net.config).to(torch.bfloat16)  # type: ignore[arg-type]
         model.load_state_dict(self.net.state_dict())
