@@ -35,6 +35,13 @@ def test_each_model_is_busy_for_its_share_of_a_sequential_round() -> None:
     assert found.orchestrator_busy == 0.0
 
 
+def test_the_share_that_nobody_drafted_is_what_came_after_the_loss_of_the_only_draft_worker() -> None:
+    load, fleet = Load(1, 10, 400, 1, (1.0,), sequential(GAMMA)), Fleet(2, 1, 2, zones=2)
+    found = simulate(Setting(flat(), load, fleet, seconds=1000, warm_up_s=0, loss=ZoneLoss(0, 1.0, 0.3)))
+    drafted = (GAMMA + 1) / 0.038  # tokens of one second
+    assert found.undrafted == pytest.approx(1 - drafted / 400, abs=0.03)
+
+
 def test_what_was_before_the_measured_time_is_not_counted() -> None:
     whole = alone(flat(), OFF, tokens=400)
     later = simulate(replace(whole, warm_up_s=6.0))
