@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 
 from outrider.ahead import Claim, divide_rows
 
+MIN_LOAD = 2.0
+"""Sessions in a pass from which on they are neighbours."""
 DIVIDE_S = 0.25
 """Least time between two divisions."""
 GAIN = 1.04
@@ -29,6 +31,8 @@ class Member:
     """Most rows of a pass that it could use; 1: it has no drafter, or a plan of its own."""
     rows: int = 1
     """Rows of a pass that are given to it."""
+    drafted: bool = False
+    """Whether it is drafted for at present, if only on trial."""
 
 
 class Company:
@@ -55,20 +59,26 @@ class Company:
         """Take a member out; idempotent."""
         self._members.pop(member, None)
 
-    def divide(self, num_sessions: int, pass_s: Callable[[int], float], now_s: float) -> None:
+    @property
+    def num_drafted(self) -> int:
+        """Members that are drafted for."""
+        return sum(member.drafted for member in self._members)
+
+    def divide(self, num_sessions: int, pass_s: Callable[[int], float], now_s: float, per_draft_s: float = 0.0) -> None:
         """Divide the rows again if it is time to.
 
         Args:
             num_sessions: in a pass, others' than this process's included.
-            pass_s: seconds of a pass by rows.
+            pass_s: seconds from pass to pass by rows, if nobody is drafted for.
             now_s: of a clock that all members share.
+            per_draft_s: what each that is drafted for adds.
         """
         if now_s - self._divided_s < DIVIDE_S:
             return
         self._divided_s = now_s
         members = [member for member in self._members if member.most > 1]
         claims = [Claim(member.alpha, member.undrafted, member.most) for member in members]
-        division = divide_rows(claims, max(0, num_sessions - len(members)), pass_s)
+        division = divide_rows(claims, max(0, num_sessions - len(members)), pass_s, per_draft_s)
         drafts = any(member.rows > 1 for member in members)
         self.gain = division.gain
         given = division.rows if division.gain >= (KEEP if drafts else GAIN) else (1,) * len(members)

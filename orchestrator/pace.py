@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import sqrt
 from statistics import fmean, median
 
+from orchestrator.company import MIN_LOAD
 from orchestrator.figures import Round
 from orchestrator.pass_costs import PassCosts
 from orchestrator.priors import MIN_WORTH, Prior
@@ -32,8 +33,6 @@ UNLIKE_TESTS = 3
 """Tests that it takes to tell."""
 CLEAR = 0.05
 """Nearer to 0 or 1 no prior is taken to be when a text is compared with it: nothing is that sure."""
-MIN_LOAD = 2.0
-"""Sessions in a pass from which on they are neighbours."""
 
 
 class Pace:
@@ -56,6 +55,8 @@ class Pace:
         """What the rounds of trials took longer than passes that wait for nobody."""
         self._judged = (0, 0)
         """Tokens accepted and tested of this drafter."""
+        self._last_pass_s: float | None = None
+        """When the verdict of the last pass came, if the session was sure to share the next one."""
         self._trips_s: deque[float] = deque(maxlen=WINDOW)
         self._verify_s: deque[float] = deque(maxlen=WINDOW)
         self._waits_s: deque[float] = deque(maxlen=WINDOW)
@@ -161,6 +162,8 @@ class Pace:
             own = max(tested, plan.restart_gamma + 1) if tested else 1
             self._loads.append(float(committed.num_sessions) or max(1.0, committed.num_rows / own))
             self.passes.note(now_s, self._loads[-1], waited_s if tested else None, (committed.num_accepted, tested))
+            self._observe_beside(committed, plan, now_s)
+            self.lost_s += self.draft_cost_s() if plan.ahead and plan.gamma == 1 else 0.0
         if waited_s is not None:
             (self._waits_s if tested else self._undrafted_waits_s).append(waited_s)
             if plan.ahead and plan.gamma == 1:
@@ -168,6 +171,23 @@ class Pace:
                 self.lost_s += max(0.0, waited_s + more_s)
         if plan.enabled and committed.kinds:
             self._drafting.append((len(committed.kinds), committed.kinds.count(TokenKind.PLAIN)))
+
+    def _observe_beside(self, committed: Round, plan: Speculation, now_s: float) -> None:
+        """Take what the time since the last pass had beside the model, if all neighbours were in both, and none waits.
+
+        Other passes in between, such as those of a prompt, take longer than the model did.
+        """
+        shares_all = committed.num_sessions >= max(MIN_LOAD, self.load()) and (plan.ahead or not plan.enabled)
+        if shares_all and self._last_pass_s is not None:
+            beside_s = max(0.0, now_s - self._last_pass_s - committed.verify_s)
+            if beside_s < committed.verify_s:
+                self.passes.beside.observe(committed.num_sessions, self.passes.company.num_drafted, beside_s)
+        self._last_pass_s = now_s if shares_all else None
+
+    def draft_cost_s(self) -> float:
+        """Return what being drafted for adds to all neighbours' passes together, beside rows, in each pass."""
+        load = self.load()
+        return load * self.passes.beside.costs[1] if load >= MIN_LOAD else 0.0
 
     def _differs(self) -> bool:
         """Whether this text differs from earlier sessions' by more than chance explains."""

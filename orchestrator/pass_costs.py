@@ -1,13 +1,17 @@
 """What passes of a verifier cost by their rows, and who shares them, as all sessions of the process see it. Pure.
 
 Engines pad passes up to classes of rows, mostly powers of two, so that is how costs are kept. A class that has not been
-seen is taken to cost what the next smaller one does: the policy tries it, and it is seen.
+seen is taken to cost what the next smaller one does: the policy tries it, and it is seen; those above it twice as much,
+and so on, so that none is skipped.
+
+Where sessions share passes, what messages take beside the model (`orchestrator.beside`) is added.
 """
 
 from collections import deque
 from statistics import median
 
-from orchestrator.company import Company
+from orchestrator.beside import Beside
+from orchestrator.company import MIN_LOAD, Company
 from orchestrator.priors import Priors
 from outrider.gamma import AlphaEstimator
 from outrider.ids import WorkerId
@@ -44,12 +48,15 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
+        """Of the model, by class."""
         self._lately: deque[tuple[float, float, float | None]] = deque(maxlen=MEMORY)
         """When, sessions in the pass, and what a restart waited, if one ended."""
         self.alpha = AlphaEstimator(memory_tests=1000.0)
         """Of all sessions' tests."""
         self.company = Company()
         """This process's sessions of the verifier."""
+        self.beside = Beside()
+        """What shared passes take beside the model."""
         self.priors = Priors()
         """What earlier sessions of each sort of drafters have measured."""
 
@@ -97,7 +104,9 @@ class PassCosts:
             max_rows: >= 1.
         """
         known = self._rising()
-        return tuple(_cost(known, round(load * rows)) for rows in range(1, max_rows + 1)) if known else ()
+        per_session, per_draft = self.beside.costs if load >= MIN_LOAD else (0.0, 0.0)
+        beside_s = [load * per_session, *[load * (per_session + per_draft)] * (max_rows - 1)]
+        return tuple(_cost(known, round(load * rows)) + beside_s[rows - 1] for rows in range(1, max_rows + 1) if known)
 
     def _rising(self) -> list[tuple[int, float]]:
         """Return the classes seen and their medians, none lower than a smaller class's."""
@@ -115,7 +124,9 @@ def _cost(known: list[tuple[int, float]], num_rows: int) -> float:
 
 
 def _of_class(known: list[tuple[int, float]], size: int) -> float:
-    return next((seconds for seen, seconds in reversed(known) if seen <= size), known[0][1])
+    seen, seconds = next((each for each in reversed(known) if each[0] <= size), known[0])
+    guessed = seconds * max(1.0, size / (2 * seen))
+    return min([guessed, *(larger_s for larger, larger_s in known if larger > size)])
 
 
 def _class_of(num_rows: int) -> int:

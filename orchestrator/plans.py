@@ -5,8 +5,8 @@ It knows nothing of steadiness: whether a better plan is taken up, and when, is 
 
 from dataclasses import dataclass, replace
 
-from orchestrator.company import Member
-from orchestrator.pace import MIN_LOAD, Pace
+from orchestrator.company import MIN_LOAD, Member
+from orchestrator.pace import Pace
 from outrider.ahead import ahead_plan, best_ahead
 from outrider.gamma import PLAIN, Costs, best_draft
 from outrider.generation import SpeculationChoice
@@ -78,11 +78,23 @@ class Planner:
         """Whether passes are shared, so that their rows are divided."""
         return self._pace.load() >= MIN_LOAD
 
+    def takes_too_much(self, plan: Speculation, *, is_new: bool) -> bool:
+        """Whether a plan has more rows of the passes that are shared than are given to the session by now.
+
+        That all but one were taken away may be noise: only one that is new, which chose before others came, heeds it.
+        """
+        least = 1 if is_new else 2
+        return self.is_beside and self._member.rows >= least and plan.gamma > self._member.rows
+
     # -- among the others ------------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Be one of the sessions of the verifier."""
         self._member = self._pace.passes.company.join()
+
+    def follow(self, plan: Speculation) -> None:
+        """Tell the others which plan is in force."""
+        self._member.drafted = plan.enabled
 
     def leave(self) -> None:
         """Be none of them any more; idempotent."""
@@ -124,7 +136,7 @@ class Planner:
     def owes_trial(self, costs: Costs) -> bool:
         """Whether the session has yet to make the tests that it makes whatever earlier sessions say."""
         bare = self._pace.without_waits(costs)
-        extra_s = max(0.0, bare.draft_s + bare.round_trip_s - bare.pass_s(1))
+        extra_s = max(0.0, bare.draft_s + bare.round_trip_s - bare.pass_s(1)) + self._pace.draft_cost_s()
         # Beside others a row that nobody drafts for is one that the division could have made more of.
         made = self._pace.num_tests + (self._pace.num_undrafted if self.is_beside else 0)
         if self._pace.is_retrial and self._pace.lost_s == 0.0:
@@ -134,7 +146,9 @@ class Planner:
 
     def is_open(self, costs: Costs) -> bool:
         """Whether a trial could still find out something, and costs nothing; `costs` are those of `costs`."""
-        if self._pace.num_tests >= TRIAL_TESTS or self.gain(TRIAL, costs) < FREE:
+        pass_s = costs.pass_s(1)
+        kept = self.gain(TRIAL, costs) * pass_s / (pass_s + self._pace.draft_cost_s())
+        if self._pace.num_tests >= TRIAL_TESTS or kept < FREE:
             return False
         hoped = min(1.0, self._pace.alpha.alpha + DOUBT * self._pace.deviation)
         return any(self.gain(plan, costs, hoped) > GAIN for plan in self.drafting(costs, hoped))
@@ -161,7 +175,10 @@ class Planner:
         member.alpha = pace.alpha.alpha
         member.undrafted = pace.undrafted()
         member.most = self.max_gamma
-        pace.passes.company.divide(round(pace.load()), pace.passes.pass_s, now_s)
+        load, (per_session_s, per_draft_s) = round(pace.load()), pace.passes.beside.costs
+        pace.passes.company.divide(
+            load, lambda rows: pace.passes.pass_s(rows) + load * per_session_s, now_s, per_draft_s
+        )
         if member.rows <= 1:
             return PLAIN
         bare = pace.without_waits(costs)

@@ -208,6 +208,7 @@ class Tuning:
     def observe(self, committed: Round, now_s: float) -> Tuned | None:
         """Take a committed verdict; return the new choice if it changed."""
         self._rounds += 1
+        self._planner.follow(self.speculation)
         self.pace.observe(committed, self.speculation, self._measure_restart(committed, now_s), now_s)
         self._num_tests += committed.num_tested or committed.kinds.count(TokenKind.PLAIN)
         self._num_drafts_tested += committed.num_tested
@@ -259,8 +260,14 @@ class Tuning:
         elif self._rounds % STRIDE == 0 and self._num_tests >= MIN_TESTS:
             self._set_patience()
             self._choose(now_s)
-        elif self.speculation == TRIAL and self._is_settled():
+        elif self._is_urgent():
             self._choose(now_s)
+
+    def _is_urgent(self) -> bool:
+        """Whether the plan need not wait for the next look: its rows are others' by now, or a trial is over."""
+        if self._planner.takes_too_much(self.speculation, is_new=self._rounds < STRIDE):
+            return True
+        return self.speculation == TRIAL and self._is_settled()
 
     def _is_settled(self) -> bool:
         """Whether a trial need not wait for the next look: it costs too much, or the text is unlike earlier ones."""

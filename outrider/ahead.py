@@ -57,6 +57,10 @@ def ahead_plan(restart_gamma: int, gamma: int, costs: Costs) -> Speculation:
 # --- in company ---------------------------------------------------------------------------------------------------
 
 
+ENOUGH = 0.995
+"""Rows are given until so much of the most that could be had is reached: the last ones bring next to nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one session would make of rows."""
@@ -79,7 +83,9 @@ class Division:
     """Tokens per second of all sessions together, in those of plain decoding, >= 1."""
 
 
-def divide_rows(claims: Sequence[Claim], others: int, pass_s: Callable[[int], float]) -> Division:
+def divide_rows(
+    claims: Sequence[Claim], others: int, pass_s: Callable[[int], float], per_draft_s: float = 0.0
+) -> Division:
     """Divide the rows of passes that sessions share: each goes where an accepted token is likeliest.
 
     Every session has the row that it decodes plain with. The next rows are given one by one, those first that bring
@@ -90,22 +96,22 @@ def divide_rows(claims: Sequence[Claim], others: int, pass_s: Callable[[int], fl
         claims: one per session that has a drafter.
         others: further sessions, of one row each.
         pass_s: seconds of a pass by rows, which need not be smooth.
+        per_draft_s: what a session with further rows adds to every pass beside them.
     """
     num = len(claims) + others
     tokens = rows = float(num)
-    plain = best = num / pass_s(num)
+    rates = [num / pass_s(num)]
     taken: list[int] = []
-    best_count = 0
     for _, index, more_tokens, more_rows in _steps(claims):
         tokens, rows = tokens + more_tokens, rows + more_rows
         taken.append(index)
-        rate = tokens / _mean_pass_s(num, rows - num, pass_s)
-        if rate > best:
-            best, best_count = rate, len(taken)
+        rate = tokens / (_mean_pass_s(num, rows - num, pass_s) + len(set(taken)) * per_draft_s)
+        rates.append(rate)
+    enough = next(count for count, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
     given = [1] * len(claims)
-    for index in taken[:best_count]:
+    for index in taken[:enough]:
         given[index] += 1
-    return Division(tuple(given), best / plain)
+    return Division(tuple(given), rates[enough] / rates[0])
 
 
 def _steps(claims: Sequence[Claim]) -> list[tuple[float, int, float, float]]:

@@ -294,7 +294,8 @@ class Simulation:
         self.running = True
         seconds = self.machine.pass_s(MAX_ROWS - rows, len(works))
         self.num_rows += MAX_ROWS - rows
-        self.at(seconds, self.end_pass, works, (seconds, MAX_ROWS - rows, len(works)))
+        beside_s = self.machine.message_s * sum(session.drafter.speculation.enabled for session, _ in works)
+        self.at(seconds + beside_s, self.end_pass, works, (seconds, MAX_ROWS - rows, len(works)))
 
     def planned_ahead(self, session: _Session, rows: int, beside: bool) -> verify.Test | None:
         chain = session.chain

@@ -12,13 +12,18 @@ from random import Random
 import pytest
 
 from orchestrator.company import Company
+from orchestrator.figures import Round
+from orchestrator.pace import Pace
 from orchestrator.pass_costs import PassCosts
-from orchestrator.plans import FIRST_TESTS
+from orchestrator.plans import FIRST_TESTS, Limits
 from orchestrator.priors import DEFAULT_WORTH, MAX_UNTRIED, MAX_WORTH, Prior
+from orchestrator.tuning import Tuning
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
 from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
-from tests.unit.control_machines import FAR, GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
+from outrider.ids import Epoch, Generation, TokenKind
+from outrider.messages import VerdictCause
+from tests.unit.control_machines import BUSY, FAR, GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
 from tests.unit.control_sim import OFF, Simulation, Text
 
 GAMMAS = (1, 2, 4)
@@ -51,6 +56,8 @@ CASES = {
     "a trip of half a pass, seldom right": (FAR, (0.3,), (0.0,), 1),
     "a trip of half a pass, at times right": (FAR, (0.45,), (0.0,), 1),
     "a trip of half a pass, mostly right": (FAR, (0.65,), (0.0,), 1),
+    "messages that take their time, 4": (BUSY, MIXED, (0.0,), 4),
+    "messages that take their time, 8": (BUSY, MIXED, (0.0,), 8),
     "a GPU, alone": (GPU, (0.5, 0.7, 0.8), (0.0,), 1),
     "a GPU, 8": (GPU, (0.5, 0.7, 0.8), (0.0,), 8),
     "a drafter that is never right, alone": (TRAINED_ON_CPU, (0.0,), (0.0,), 1),
@@ -71,7 +78,11 @@ def test_the_policy_is_no_slower_than_plain_and_close_to_the_best_fixed_proposal
 @pytest.mark.parametrize("machine", [TRAINED_ON_CPU, GPU], ids=["cpu", "gpu"])
 def test_in_steady_load_a_session_switches_at_most_once_in_ten_seconds(machine: Machine, places: int) -> None:
     """The first choice is none: a session that begins knows nothing of its text."""
-    done = Simulation(machine, texts(places, MIXED), places, num_tokens=1000 if places < 16 else 300).run()
+    passes = PassCosts()
+    for rows in (1, 2, 4, 8, 16, 32):
+        passes.observe(rows, machine.pass_s(rows, min(rows, places)))
+    num_tokens = 1000 if places < 16 else 300
+    done = Simulation(machine, texts(places, MIXED), places, num_tokens=num_tokens, passes=passes).run()
     for switches in done.switches:
         settled = switches[1:]
         assert all(later - earlier >= 10.0 for earlier, later in pairwise(settled)), switches
@@ -205,6 +216,36 @@ def test_a_division_stays_until_another_one_is_better_by_a_margin() -> None:
     assert members[0].rows == 2, "no sooner than a quarter of a second"
     company.divide(2, steep, 1.0)
     assert members[0].rows == (2 if company.gain >= 1.01 else 1)
+
+
+def test_who_is_drafted_for_has_to_be_worth_what_it_takes_beside_the_rows() -> None:
+    claims = [Claim(0.9), Claim(0.6), Claim(0.5), Claim(0.4)]
+    free, dear = divide_rows(claims, 0, stairs), divide_rows(claims, 0, stairs, 0.2)
+    assert free.rows[-1] > 1
+    assert dear.rows[0] > 1
+    assert dear.rows[-1] == 1
+    assert divide_rows(claims, 0, stairs, 2.0).rows == (1, 1, 1, 1)
+
+
+def test_a_session_that_chose_before_others_came_gives_its_rows_up_with_its_next_round() -> None:
+    passes = PassCosts()
+    for size in (1, 2, 4, 8, 16, 32):
+        passes.observe(size, 0.02 + 0.2 * (size > 8))
+    passes.priors.of("d").note((80, 100), 0.0, 0.001, 0.001)
+    passes.priors.of("d").note((80, 100), 0.0, 0.001, 0.001)
+    tuning = Tuning(SpeculationChoice(), Limits(), Pace(passes))
+    tuning.begin(0.0, "d")
+    assert tuning.speculation.gamma > 4
+    others = [Tuning(SpeculationChoice(), Limits(), Pace(passes)) for _ in range(7)]
+    for other in others:
+        other.begin(0.01, "d")
+    place = Epoch(Generation(1, 1), 0)
+    kinds = (TokenKind.ACCEPTED,)
+    verdict = Round(place, place.next_round(), VerdictCause.TESTED, kinds, 1, 1, 0.03, 0.0, 8, 8)
+    tuning.observe(verdict, 0.3)
+    others[0].observe(verdict, 0.6)
+    tuning.observe(verdict, 0.61)
+    assert tuning.speculation.gamma == 1
 
 
 # --- priors ---------------------------------------------------------------------------------------------------------

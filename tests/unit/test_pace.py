@@ -1,5 +1,7 @@
 """What rounds take by rows, by waiting and without a draft, and what the policy makes of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.figures import Round
@@ -56,9 +58,33 @@ def test_an_unseen_class_costs_what_the_next_smaller_one_does_until_it_is_seen()
     costs = PassCosts()
     assert costs.by_own_rows(1.0, 4) == ()
     costs.observe(3, 0.03)
-    assert set(costs.by_own_rows(1.0, 17)) == {0.03}
+    assert costs.by_own_rows(1.0, 17) == (0.03,) * 8 + (0.06,) * 8 + (0.12,), "no class is skipped"
+    costs.observe(32, 0.05)
+    assert costs.by_own_rows(1.0, 17) == (0.03,) * 8 + (0.05,) * 9
     costs.observe(16, 0.05)
     assert costs.by_own_rows(1.0, 17) == (0.03,) * 8 + (0.05,) * 9
+
+
+def shared(sessions: int, rows: int) -> Round:
+    return replace(plain(rows), num_sessions=sessions)
+
+
+def test_what_a_pass_takes_beside_the_model_is_the_time_between_passes_that_all_were_in() -> None:
+    pace = Pace(PassCosts())
+    neighbour = pace.passes.company.join()
+    neighbour.drafted = True
+    # Nothing before; 4 ms beside; a pass without a neighbour, and the time behind it; 4 ms; a prompt's pass between.
+    for now_s, sessions in ((1.0, 2), (1.029, 2), (1.2, 1), (1.3, 2), (1.329, 2), (1.4, 2)):
+        pace.observe(shared(sessions, 2), PLAIN, None, now_s)
+    assert sum(pace.passes.beside.costs) == pytest.approx(0.004 * 3 / 5, rel=0.01)
+
+
+def test_what_being_drafted_for_takes_beside_the_model_is_paid_by_all_who_share_the_passes() -> None:
+    costs = measured()
+    for drafts in (8, 0) * 20:
+        costs.beside.observe(8, drafts, 0.0005 * 8 + 0.001 * drafts)
+    assert costs.by_own_rows(8.0, 2) == pytest.approx((STEPS_S[8] + 0.004, STEPS_S[16] + 0.012), rel=0.01)
+    assert costs.by_own_rows(1.0, 2) == (STEPS_S[1], STEPS_S[2]), "alone it is part of the round trip"
 
 
 def test_a_larger_pass_is_never_taken_to_be_cheaper() -> None:
