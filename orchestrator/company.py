@@ -59,13 +59,17 @@ class Company:
         """Take a member out; idempotent."""
         self._members.pop(member, None)
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether it is time to divide again; `now_s` is of a clock that all members share."""
+        return now_s - self._divided_s >= DIVIDE_S
+
     @property
     def num_drafted(self) -> int:
         """Members that are drafted for."""
         return sum(member.drafted for member in self._members)
 
     def divide(self, num_sessions: int, pass_s: Callable[[int], float], now_s: float, per_draft_s: float = 0.0) -> None:
-        """Divide the rows again if it is time to.
+        """Divide the rows again.
 
         Args:
             num_sessions: in a pass, others' than this process's included.
@@ -73,8 +77,6 @@ class Company:
             now_s: of a clock that all members share.
             per_draft_s: what each that is drafted for adds.
         """
-        if now_s - self._divided_s < DIVIDE_S:
-            return
         self._divided_s = now_s
         members = [member for member in self._members if member.most > 1]
         claims = [Claim(member.alpha, member.undrafted, member.most) for member in members]

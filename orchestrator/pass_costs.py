@@ -8,6 +8,7 @@ Where sessions share passes, what messages take beside the model (`orchestrator.
 """
 
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 from orchestrator.beside import Beside
@@ -18,7 +19,8 @@ from outrider.ids import WorkerId
 
 MEMORY = 32
 """Passes of a class that count."""
-WIDEST = 32
+CLASSES = (1, 2, 4, 8, 16, 32)
+WIDEST = CLASSES[-1]
 """Rows of the widest pass; more rows are several passes."""
 RECENT_S = 2.0
 """For how long it counts what sessions have seen of their neighbours."""
@@ -84,16 +86,19 @@ class PassCosts:
         near = self.neighbours(now_s)
         return None if near is None else near[0]
 
-    def pass_s(self, num_rows: int) -> float:
-        """Return the seconds of passes with so many rows, >= 1, of all sessions together.
-
-        Raises:
-            LookupError: nothing was measured.
-        """
+    def by_rows(self) -> Callable[[int], float] | None:
+        """Return the seconds of passes by their rows, >= 1, of all sessions; None: nothing was measured."""
         known = self._rising()
         if not known:
-            raise LookupError("no pass was measured")
-        return _cost(known, num_rows)
+            return None
+        of_class = {size: _of_class(known, size) for size in CLASSES}
+        widest_s = of_class[WIDEST]
+
+        def pass_s(num_rows: int) -> float:
+            full, rest = divmod(num_rows, WIDEST)
+            return full * widest_s + (of_class[_class_of(rest)] if rest else 0.0)
+
+        return pass_s
 
     def by_own_rows(self, load: float, max_rows: int) -> tuple[float, ...]:
         """Return the seconds of passes with 1, 2, ... max_rows rows of a session; empty before anything was measured.
@@ -103,10 +108,25 @@ class PassCosts:
                 one session gains by are paid for by all.
             max_rows: >= 1.
         """
-        known = self._rising()
+        pass_s = self.by_rows()
+        if pass_s is None:
+            return ()
         per_session, per_draft = self.beside.costs if load >= MIN_LOAD else (0.0, 0.0)
         beside_s = [load * per_session, *[load * (per_session + per_draft)] * (max_rows - 1)]
-        return tuple(_cost(known, round(load * rows)) + beside_s[rows - 1] for rows in range(1, max_rows + 1) if known)
+        return tuple(pass_s(round(load * rows)) + beside_s[rows - 1] for rows in range(1, max_rows + 1))
+
+    def divide(self, num_sessions: int, now_s: float) -> None:
+        """Divide the rows of passes between this process's sessions again, if it is time to and anything was measured.
+
+        Args:
+            num_sessions: that share a pass.
+            now_s: of a clock that all sessions share.
+        """
+        pass_s = self.by_rows() if self.company.is_due(now_s) else None
+        if pass_s is None:
+            return
+        per_session, per_draft = self.beside.costs
+        self.company.divide(num_sessions, lambda rows: pass_s(rows) + num_sessions * per_session, now_s, per_draft)
 
     def _rising(self) -> list[tuple[int, float]]:
         """Return the classes seen and their medians, none lower than a smaller class's."""
@@ -115,12 +135,6 @@ class PassCosts:
             floor = known[-1][1] if known else 0.0
             known.append((size, max(floor, median(self._seconds[size]))))
         return known
-
-
-def _cost(known: list[tuple[int, float]], num_rows: int) -> float:
-    """Return the seconds of so many rows, in several passes if one is not enough."""
-    full, rest = divmod(num_rows, WIDEST)
-    return full * _of_class(known, WIDEST) + (_of_class(known, _class_of(rest)) if rest else 0.0)
 
 
 def _of_class(known: list[tuple[int, float]], size: int) -> float:

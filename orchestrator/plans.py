@@ -175,10 +175,7 @@ class Planner:
         member.alpha = pace.alpha.alpha
         member.undrafted = pace.undrafted()
         member.most = self.max_gamma
-        load, (per_session_s, per_draft_s) = round(pace.load()), pace.passes.beside.costs
-        pace.passes.company.divide(
-            load, lambda rows: pace.passes.pass_s(rows) + load * per_session_s, now_s, per_draft_s
-        )
+        pace.passes.divide(round(pace.load()), now_s)
         if member.rows <= 1:
             return PLAIN
         bare = pace.without_waits(costs)

@@ -102,10 +102,12 @@ def divide_rows(
     tokens = rows = float(num)
     rates = [num / pass_s(num)]
     taken: list[int] = []
+    drafted: set[int] = set()
     for _, index, more_tokens, more_rows in _steps(claims):
         tokens, rows = tokens + more_tokens, rows + more_rows
         taken.append(index)
-        rate = tokens / (_mean_pass_s(num, rows - num, pass_s) + len(set(taken)) * per_draft_s)
+        drafted.add(index)
+        rate = tokens / (_mean_pass_s(num, rows - num, pass_s) + len(drafted) * per_draft_s)
         rates.append(rate)
     enough = next(count for count, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
     given = [1] * len(claims)

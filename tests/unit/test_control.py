@@ -212,8 +212,8 @@ def test_a_division_stays_until_another_one_is_better_by_a_margin() -> None:
     assert 1.0 < company.gain < 1.04
     assert first == [1, 1]
     members[0].rows = 2
-    company.divide(2, steep, 0.1)
-    assert members[0].rows == 2, "no sooner than a quarter of a second"
+    assert not company.is_due(0.1), "no sooner than after a quarter of a second"
+    assert company.is_due(1.0)
     company.divide(2, steep, 1.0)
     assert members[0].rows == (2 if company.gain >= 1.01 else 1)
 
