@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import socket
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ from outrider.messages import SamplingParams
 from outrider.model.toy import ToyLanguage, ToyTokenizer
 from outrider.noise import Purpose, derive_key, seed_key
 from outrider.sampling import coupled_token, greedy_token
+from tests.ports import free_port
 
 LANGUAGE = ToyLanguage(len(ToyTokenizer()), 7, 2, 2.0)
 """What the verifiers speak."""
@@ -182,7 +182,7 @@ class Toys:
         port = self.cluster.services[name].spec.settings[
             f"{_PREFIX[self.cluster.services[name].spec.role]}METRICS_PORT"
         ]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(sample)))
 
@@ -194,10 +194,4 @@ class Toys:
 def _spec(role: str, name: str) -> ServiceSpec:
     prefix = _PREFIX[role]
     settings = {prefix + key: value for key, value in _SETTINGS[role].items()}
-    return ServiceSpec(name, role, {**settings, f"{prefix}METRICS_PORT": str(_free_port())})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ServiceSpec(name, role, {**settings, f"{prefix}METRICS_PORT": str(free_port())})

@@ -88,7 +88,7 @@ class Campaign:
         verify_address = (await self._addresses())["verify"]
         async with channel(verify_address) as to:
             asked = verify_pb2.VerifyServiceDescribeRequest()
-            described = await verify_pb2_grpc.VerifyServiceStub(to).Describe(asked, timeout=10)
+            described = await verify_pb2_grpc.VerifyServiceStub(to).Describe(asked, timeout=60)
         sessions = [await self._session(client) for _ in range(NUM_SESSIONS)]
         workers = tuple(self._toys.running("draft"))
         return Facts(verify_address, described.worker.vocabulary, workers, tuple(sessions))

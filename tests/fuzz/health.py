@@ -16,7 +16,7 @@ WATCHED: Mapping[str, tuple[str, ...]] = {
     "verify": ("outrider_asyncio_tasks", "outrider_num_requests_running", "outrider_num_requests_waiting"),
     "draft": ("outrider_asyncio_tasks", "outrider_draft_sessions"),
 }
-RETURN_S = 20.0
+RETURN_S = 60.0
 """How long what was used may take to return."""
 SPOKEN_DEFECTS = ("Traceback", "never retrieved", "never awaited", "unexpected error", "Fatal Python error")
 Usage = dict[str, float]
@@ -67,7 +67,7 @@ async def not_serving(toys: Toys) -> list[str]:
         async with channel(await toys.address(name)) as to:
             try:
                 asked = health_pb2.HealthCheckRequest()
-                answer = await health_pb2_grpc.HealthStub(to).Check(asked, timeout=10)
+                answer = await health_pb2_grpc.HealthStub(to).Check(asked, timeout=60)
                 said = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
             except grpc.aio.AioRpcError as error:
                 said = error.code().name
