@@ -6,9 +6,22 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from draft_service.traces import draft_trace
 from outrider.ids import Epoch, Generation
-from outrider.tracing import TraceParent, arrived, arriving, current, epoch_name, leaving, parse, span_of_round
+from outrider.tracing import (
+    TraceParent,
+    Tracer,
+    arrived,
+    arriving,
+    current,
+    epoch_name,
+    leaving,
+    parse,
+    span_of_round,
+)
+from verify_service.traces import traced
 
 HERE = TraceParent(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
 
@@ -56,6 +69,20 @@ def test_rounds_have_spans_that_all_compute_alike_and_none_shares() -> None:
     assert span_of_round(HERE, epochs[0]) == span_of_round(parse(HERE.header) or HERE, Epoch(Generation(1, 0), 0))
     assert span_of_round(TraceParent(1, 2, True), epochs[0]).span_id not in spans
     assert epoch_name(Epoch(Generation(7, 2), 9)) == "7.2.9"
+
+
+def test_a_generation_that_is_not_sampled_costs_its_workers_nothing() -> None:
+    def send(item: object) -> None:
+        """Send nothing."""
+
+    unsampled = TraceParent(HERE.trace_id, HERE.span_id, False)
+    assert not span_of_round(unsampled, Epoch(Generation(1, 0), 0)).is_sampled
+    tracer = Tracer("verifier", "v", InMemorySpanExporter())
+    assert traced(send, tracer, unsampled) is traced(send, tracer, None) is traced(send, None, HERE) is send
+    assert draft_trace(tracer, unsampled) is draft_trace(tracer, None) is draft_trace(None, HERE) is None
+    assert traced(send, tracer, HERE) is not send
+    assert draft_trace(tracer, HERE) is not None
+    tracer.close()
 
 
 def test_where_tracing_is_off_nothing_of_it_is_imported() -> None:
