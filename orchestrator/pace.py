@@ -31,6 +31,8 @@ UNLIKE = 3.0
 """Standard deviations by which a text that is unlike the earlier ones differs from what they lead to expect."""
 UNLIKE_TESTS = 3
 """Tests that it takes to tell."""
+LATE_S = 0.001
+"""A proposal that waited less for its test had not come when the pass was over that it is tested behind."""
 CLEAR = 0.05
 """Nearer to 0 or 1 no prior is taken to be when a text is compared with it: nothing is that sure."""
 
@@ -175,14 +177,18 @@ class Pace:
     def _observe_beside(self, committed: Round, plan: Speculation, now_s: float) -> None:
         """Take what the time since the last pass had beside the model, if all neighbours were in both, and none waits.
 
-        Other passes in between, such as those of a prompt, take longer than the model did.
+        Only verdicts that came with the end of a pass say when that was: a proposal that comes later is tested at once,
+        on the row that was held. With another pass in between it would be longer by about as much as the model takes.
         """
         shares_all = committed.num_sessions >= max(MIN_LOAD, self.load()) and (plan.ahead or not plan.enabled)
-        if shares_all and self._last_pass_s is not None:
+        if not shares_all or (committed.from_ahead and committed.queue_s < LATE_S):
+            self._last_pass_s = None
+            return
+        if self._last_pass_s is not None:
             beside_s = max(0.0, now_s - self._last_pass_s - committed.verify_s)
-            if beside_s < committed.verify_s:
+            if beside_s < committed.verify_s / 2.0:
                 self.passes.beside.observe(committed.num_sessions, self.passes.company.num_drafted, beside_s)
-        self._last_pass_s = now_s if shares_all else None
+        self._last_pass_s = now_s
 
     def draft_cost_s(self) -> float:
         """Return what being drafted for adds to all neighbours' passes together, beside rows, in each pass."""

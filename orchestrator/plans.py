@@ -24,6 +24,8 @@ FIRST_PASSES = 2.0
 """Passes that those may cost where they are not free: 2 % of an answer of 100 tokens."""
 DOUBT = 1.3
 """Standard deviations of alpha that a trial gives a drafter the benefit of."""
+IN_TIME = 0.9
+"""Part of a pass in which a drafter that begins anew has to be done, to be sure of the next one."""
 FREE = 0.985
 """A trial that keeps so much of plain decoding's rate costs nothing."""
 TRIAL = Speculation(1, 1, 1, ahead=True)
@@ -179,5 +181,7 @@ class Planner:
         if member.rows <= 1:
             return PLAIN
         bare = pace.without_waits(costs)
-        in_time = (g for g in range(2, member.rows + 1) if g * bare.draft_s + bare.round_trip_s <= bare.pass_s(1))
+        # Others' pass begins at once, and what is not there in time misses it.
+        limit_s = IN_TIME * (pace.verify_s or bare.pass_s(1)) - bare.round_trip_s
+        in_time = (g for g in range(2, member.rows + 1) if g * bare.draft_s <= limit_s)
         return self.pinned(ahead_plan(max(in_time, default=1), member.rows, bare))

@@ -79,6 +79,19 @@ def test_what_a_pass_takes_beside_the_model_is_the_time_between_passes_that_all_
     assert sum(pace.passes.beside.costs) == pytest.approx(0.004 * 3 / 5, rel=0.01)
 
 
+def test_a_proposal_that_came_after_its_pass_says_nothing_of_when_that_ended() -> None:
+    pace = Pace(PassCosts())
+    late = replace(shared(2, 2), from_ahead=True)
+    for now_s, verdict in (
+        (1.0, shared(2, 2)),
+        (1.03, late),
+        (1.06, shared(2, 2)),
+        (1.09, replace(late, queue_s=0.02)),
+    ):
+        pace.observe(verdict, PLAIN, None, now_s)
+    assert pace.passes.beside.costs == pytest.approx((0.0025, 0.0), rel=0.01), "the last two alone"
+
+
 def test_what_being_drafted_for_takes_beside_the_model_is_paid_by_all_who_share_the_passes() -> None:
     costs = measured()
     for drafts in (8, 0) * 20:

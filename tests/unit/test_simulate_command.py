@@ -50,6 +50,18 @@ def test_more_draft_workers_than_are_needed_are_not_recommended(capsys: pytest.C
     assert "enough: 1 draft workers for 1 verifiers" in shown(capsys)
 
 
+@pytest.mark.parametrize("sessions", [2, 4])
+def test_where_rows_cost_nothing_the_policy_keeps_up_with_the_best_fixed_plan(
+    sessions: int,
+) -> None:
+    """A proposal that takes just a pass to draw misses the next one, which neighbours begin."""
+    large = {"sessions": sessions, "alpha": ".75", "draft_ms": "1:4,32:6", "verify_ms": "1:40,32:44", "tokens": 128}
+    timing = {"seconds": 20.0, "warm_up_s": 10.0}
+    automatic = questions.run(given(**large, **timing).setting())
+    fixed = questions.run(given(**large, **timing, gamma=4, window=8).setting())
+    assert automatic.tokens_per_s >= 0.9 * fixed.tokens_per_s
+
+
 def test_drafting_yields_where_rows_cost_what_they_bring(capsys: pytest.CaptureFixture[str]) -> None:
     # A pass of n rows takes n times as long: whatever is not accepted is lost as soon as anybody else could use it.
     slow = {"sessions": 4, "alpha": "0.3", "draft_ms": "3", "verify_ms": "1:10,32:320", "prompt_ms": 10.0}
