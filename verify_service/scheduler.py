@@ -21,6 +21,7 @@ from outrider.ids import TokenClass
 from outrider.model.runner import BLOCK_LEN, Feed, KvSlot, ModelInfo
 from verify_service.driver import Driver
 from verify_service.events import Scheduled, Test
+from verify_service.inbox import Ticket
 from verify_service.residence import Residence
 from verify_service.roster import Roster
 from verify_service.sessions import PassFigures, Session
@@ -55,9 +56,36 @@ class Work:
     """Absolute position of the first token fed."""
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks that it will take from the pool."""
+        return self.feed.slot.growth(len(self.feed.token_ids))
+
+    @property
     def figures(self) -> PassFigures:
         """Where the pass is counted."""
         return self.session.ahead if self.test is not None and self.test.is_ahead else self.session.figures
+
+
+class Parts:
+    """The parts of a pass that is being planned, and what they take; counted as they come, for passes have hundreds."""
+
+    def __init__(self) -> None:
+        """Have none."""
+        self.works: list[Work] = []
+        self.busy: set[Ticket] = set()
+        """Sessions that have a part."""
+        self.num_blocks = 0
+        """Blocks that all parts together will take from the pool."""
+
+    def add(self, work: Work) -> None:
+        """Take a part in."""
+        self.works.append(work)
+        self.busy.add(work.session.ticket)
+        self.num_blocks += work.num_blocks
+
+    def count_again(self) -> None:
+        """Count blocks anew: a session has left the pool, and blocks that it shared need not be copied any more."""
+        self.num_blocks = sum(work.num_blocks for work in self.works)
 
 
 class Scheduler:
@@ -73,56 +101,57 @@ class Scheduler:
 
     def decode_work(self) -> list[Work]:
         """Return the parts of the next decode pass; empty if no session has anything to feed."""
-        works: list[Work] = []
-        rows_left = self._info.max_rows
+        parts, rows_left = Parts(), self._info.max_rows
         for session in self._roster.in_turn():
             self._driver.settle(session, flush=False)
-            rows = self._offer(session, rows_left, alone=not works) if session.ready else 0
-            rows = self._spared(session, rows, works)
-            if not rows or not self._make_room(session, rows, works):
+            rows = self._offer(session, rows_left, alone=not parts.works) if session.ready else 0
+            rows = self._spared(session, rows, parts)
+            if not rows or not self._make_room(session, rows, parts):
                 continue
             test = self._test(session, rows)
             if test is not None:
-                works.append(self._testing(session, test))
+                parts.add(self._testing(session, test))
                 rows_left -= len(test.feed)
-        self._take_turns(works)
-        return works + self._ahead(works, rows_left)
+        self._take_turns(parts.works)
+        self._add_ahead(parts, rows_left)
+        return parts.works
 
-    def _ahead(self, works: list[Work], rows_left: int) -> list[Work]:
-        """Return one row each for sessions that await their drafter, in a pass that runs anyway, or where it is wished.
+    def _add_ahead(self, parts: Parts, rows_left: int) -> None:
+        """Add one row each for sessions that await their drafter, to a pass that runs anyway, or where it is wished.
 
         Without it a session that starts a new chain beside others misses the pass that begins meanwhile. Alone it would
         wait for its drafter and then for a whole pass; a pass at once costs it nothing if the drafter is quicker.
         """
-        ahead: list[Work] = []
+        runs_anyway = bool(parts.works)
         for session in self._roster.in_turn():
-            wished = bool(works) or session.chain.speculation.ahead
-            if rows_left < 1 or not (wished and session.ready and session.chain.may_feed_ahead):
+            if rows_left < 1:
+                return
+            wished = runs_anyway or session.chain.speculation.ahead
+            if not (wished and session.ready and session.chain.may_feed_ahead):
                 continue
-            if not self._make_room(session, 1, works + ahead):
+            if not self._make_room(session, 1, parts):
                 continue
             test = self._test(session, 1, ahead=True)
             if test is not None:
-                ahead.append(self._testing(session, test))
+                parts.add(self._testing(session, test))
                 rows_left -= 1
-        return ahead
 
     def fill_work(self, max_stretches: int) -> list[Work]:
         """Return the parts of the next prompt pass: at most `max_stretches` sessions, one stretch of each."""
-        works: list[Work] = []
+        parts = Parts()
         for session in self._roster.in_turn():
-            if len(works) >= max_stretches:
+            if len(parts.works) >= max_stretches:
                 break
             if not session.filling or self.is_awaiting_kv(session) or self._complete(session):
                 continue
             first, last, token_class = session.fill_range(
                 classes_differ=self._info.classes_differ, max_decode=self._info.max_rows
             )
-            if self._is_under_way(session, first, last, works):
+            if self._is_under_way(session, first, last, parts.works):
                 continue
-            if self._make_room(session, last - first, works):
-                works.append(self._filling(session, first, last, token_class))
-        return self._take_turns(works)
+            if self._make_room(session, last - first, parts):
+                parts.add(self._filling(session, first, last, token_class))
+        return self._take_turns(parts.works)
 
     def _complete(self, session: Session) -> bool:
         """Let a session take over what others have computed meanwhile; say whether it needs nothing more."""
@@ -156,7 +185,7 @@ class Scheduler:
         # None are left, or fewer, behind a block or a tree that is larger than a pass.
         return min(wanted, max(0, rows_left))
 
-    def _spared(self, session: Session, rows: int, works: list[Work]) -> int:
+    def _spared(self, session: Session, rows: int, parts: Parts) -> int:
         """Return how many rows a session gets where more of them would cost another one its KV.
 
         Drafts are worth a pass's speed, KV that has to be computed again many passes': so a run is cut to the blocks
@@ -165,9 +194,7 @@ class Scheduler:
         """
         if rows <= LEAST_ROWS or session.chain.wants_all_rows or self._roster.num_running == 1:
             return rows
-        planned = sum(work.feed.slot.growth(len(work.feed.token_ids)) for work in works)
-        free = self._residence.available_blocks - planned
-        slot = _slot_of(session)
+        free, slot = self._residence.available_blocks - parts.num_blocks, _slot_of(session)
         fitting = next((num for num in range(rows, LEAST_ROWS, -1) if slot.growth(num) <= free), LEAST_ROWS)
         self._driver.counters["rows_spared_for_kv"] += rows - fitting
         return fitting
@@ -194,15 +221,14 @@ class Scheduler:
         feed = Feed(_slot_of(session), token_ids, token_class, rows, hidden, hidden_only=hidden and not scored)
         return Work(session, feed, None, first)
 
-    def _make_room(self, session: Session, num_tokens: int, works: list[Work]) -> bool:
+    def _make_room(self, session: Session, num_tokens: int, parts: Parts) -> bool:
         """Free the blocks that a feed needs, on top of those of the parts chosen already; say whether it succeeded.
 
         Room is made before a chain hands out a test: a test under way cannot be taken back.
         """
-        planned = sum(work.feed.slot.growth(len(work.feed.token_ids)) for work in works)
-        busy = {work.session.ticket for work in works}
-        while self._residence.available_blocks < planned + _slot_of(session).growth(num_tokens):
-            if self._roster.give_way(session, busy):
+        while self._residence.available_blocks < parts.num_blocks + _slot_of(session).growth(num_tokens):
+            if self._roster.give_way(session, parts.busy):
+                parts.count_again()
                 continue
             if self._roster.num_running == 1:
                 self._driver.fail(session, ResourceExhausted("the session has outgrown the whole KV pool"))

@@ -1,8 +1,10 @@
 """Nobody waits without bound: the promise at the head of `verify_service/scheduler.py`, while long prompts are read."""
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
@@ -137,3 +139,29 @@ def test_a_step_reads_one_stretch_of_prompt_while_anybody_can_decode_even_if_nob
     waiting.act()
     desk.step()
     assert len(waiting.output) == 4
+
+
+def _calls_of_a_pass(num_sessions: int) -> float:
+    """Return how many function calls a decode pass takes, for each of its sessions."""
+    runner = ToyRunner(ToyLanguage(VOCAB, seed=5), row_classes=(8, 64), num_blocks=256)
+    desk = Desk(runner, EngineSettings(fill_beside=num_sessions))
+    for number in range(num_sessions):
+        Client(desk, Request(f"s{number}", (number % VOCAB,), speculation=Speculation()))
+    for _ in range(3):
+        desk.step()
+    calls = [0]
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        calls[0] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        desk.step()
+    finally:
+        sys.setprofile(None)
+    assert runner.passes[-1] == num_sessions
+    return calls[0] / num_sessions
+
+
+def test_a_session_costs_a_pass_no_more_work_beside_many_others_than_beside_few() -> None:
+    assert _calls_of_a_pass(64) <= _calls_of_a_pass(8)
