@@ -8,7 +8,7 @@ from playwright.async_api import Browser, async_playwright, expect
 from tests.browser.page_bench import CHROMIUM, Watched, launch, watched
 from tests.integration.announced_bench import Gateway, gateway
 
-expect.set_options(timeout=20_000)  # machines that run several tests at once are slow
+expect.set_options(timeout=60_000)  # machines that run several tests at once are slow
 
 
 @pytest.fixture(scope="session")

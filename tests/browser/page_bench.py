@@ -14,7 +14,7 @@ ARGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 
 
 @dataclass

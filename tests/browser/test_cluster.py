@@ -18,16 +18,14 @@ async def rows(page: Page, place: str) -> list[str]:
 
 async def generated(gateway: Gateway) -> None:
     """Have a chat answered, for there to be something to see."""
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         (await client.post(f"{gateway.url}v1/chat/completions", json=BODY)).raise_for_status()
 
 
 async def test_workers_are_listed_with_role_state_and_load(seen: Watched, shared: Gateway) -> None:
     page = seen.page
     await page.get_by_role("link", name="Cluster").click()
-    await expect(page.locator("#cluster-status")).to_have_text(
-        "Model toy. Ready: 1 verifier, 1 draft worker.", timeout=8000
-    )
+    await expect(page.locator("#cluster-status")).to_have_text("Model toy. Ready: 1 verifier, 1 draft worker.")
     found = await rows(page, "workers")
     assert any(re.search(rf"{shared.verifier.worker_id} verifier ready 0 of \d+ bitwise", row) for row in found)
     assert any(re.search(rf"{shared.drafters[0][1].worker_id} draft worker ready 0 of \d+ toy", row) for row in found)
@@ -59,9 +57,7 @@ async def test_a_killed_draft_worker_disappears_and_it_says_why_nothing_is_draft
         await expect(workers).to_have_count(1)
         await expect(page.locator("#cluster-status")).to_contain_text("Ready: 1 verifier, 1 draft worker.")
         await made.drafters[1][0].kill()
-        await expect(page.locator("#cluster-off")).to_contain_text(
-            "There is no draft worker in the cluster", timeout=8000
-        )
+        await expect(page.locator("#cluster-off")).to_contain_text("There is no draft worker in the cluster")
         assert seen.outside(made.url) == []
         assert seen.unexpected() == []
 

@@ -36,7 +36,7 @@ GRACE_S = 3.0
 """Shorter than defaults, so that a run sees their ends often."""
 START_S = 90.0
 """Longest wait for processes to start: several import their libraries at once on few cores."""
-POLL_S, POLL_TIMEOUT_S = 0.1, 2.0
+POLL_S, POLL_TIMEOUT_S = 0.1, 5.0
 LASTING_PORTS = (12_000, 20_000)
 PASS_S = 0.01
 """One pass of the target."""
@@ -217,7 +217,7 @@ class Fleet:
         return parsedate_to_datetime(date).timestamp()
 
     def _read_metrics(self, name: str) -> tuple[str, str]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_ports[name]}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_ports[name]}/metrics", timeout=30) as answer:
             return answer.read().decode(), str(answer.headers["Date"])
 
     def address(self, name: str) -> str:

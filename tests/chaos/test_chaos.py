@@ -123,7 +123,7 @@ async def test_a_session_that_stays_open_is_told_by_places_kv_and_lease(fleet: F
         events = client.generate(script.request())
         try:
             await anext(events)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await _kv_in_use(fleet)
             await check_usage(fleet, before, book, within_s=0.0)
             await check_leases(fleet, book, within_s=0.0)
