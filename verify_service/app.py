@@ -27,6 +27,7 @@ from verify_service.engine import Engine, EngineSettings
 from verify_service.inbox import Stop
 from verify_service.loading import Loaded, Progress, load_target
 from verify_service.metrics import VerifyMetrics
+from verify_service.outlet import Handover
 from verify_service.owners import Owners
 from verify_service.roster import Limits
 from verify_service.servicer import SERVICE_NAME, Serving, VerifyServicer
@@ -88,7 +89,10 @@ class VerifyApp:
         loaded = self._loaded = await self._load_model()
         endpoint, share = self.settings.otlp_endpoint, self.settings.otlp_share
         self._servicer.tracer = open_tracer("verifier", self.worker_id, endpoint, share)
-        engine = self.engine = Engine(loaded.runner, loaded.vocabulary.size, self._engine_settings(), tier=loaded.tier)
+        handover = Handover()
+        engine = self.engine = Engine(
+            loaded.runner, loaded.vocabulary.size, self._engine_settings(), tier=loaded.tier, flush=handover.flush
+        )
         self.metrics.watch(engine)
         engine.start(self._engine_ended)
         tracer = self._servicer.tracer
@@ -96,7 +100,9 @@ class VerifyApp:
             info, size = loaded.runner.info, loaded.vocabulary.size
             grammars = Grammars(loaded.tokenizer, size) if loaded.tokenizer is not None else None
             self._servicer.open_for_business(
-                Serving(engine, loaded.vocabulary, info.context_len, self.describe, loaded.tokenizer, grammars)
+                Serving(
+                    engine, handover, loaded.vocabulary, info.context_len, self.describe, loaded.tokenizer, grammars
+                )
             )
             await self.server.set_serving(not self._draining)
             self.ready.set()

@@ -86,6 +86,7 @@ class Engine:
         settings: EngineSettings = EngineSettings(),
         clock: Callable[[], float] = time.monotonic,
         tier: Tier | None = None,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         """Make an engine; its thread is not started.
 
@@ -95,11 +96,14 @@ class Engine:
             settings: what can be chosen.
             clock: rising seconds.
             tier: where KV is stored outside this process; None: nowhere.
+            flush: called on the engine's thread whenever all that was sent so far should leave: before the model runs,
+                behind its verdicts, and before the thread waits or ends.
         """
         self._runner = runner
         self._vocab_len = vocab_len
         self._settings = settings
         self._clock = clock
+        self._flush = flush
         self._inbox: queue.SimpleQueue[tuple[float, InboxEvent]] = queue.SimpleQueue()
         self._posted_s = clock()
         """When what is being handled was posted: it may have waited for a pass."""
@@ -117,7 +121,7 @@ class Engine:
             self._workers, self._alarms, self.counters, clock, settings.body_limit_s, settings.send_hints, self._fail
         )
         scheduler = Scheduler(self._roster, self._residence, self._driver, runner.info)
-        self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock)
+        self._passes = Passes(runner, scheduler, self._residence, self._driver, self.counters, clock, flush)
         self.audit = Audit(runner, vocab_len, settings.audit, clock)
         """Checks finished sessions in idle time; only its counts may be read from other threads."""
         self.restorer = self._connect(tier, scheduler) if tier is not None and settings.prefix_reuse else None
@@ -160,9 +164,11 @@ class Engine:
         self._admit()
         decoded = self._passes.decode()
         self._settle()
+        self._flush()
         # Whoever is ready may be sent a proposal at any moment, which should find no long work under way.
         alone = not any(session.ready for session in self._roster.in_turn())
         filled = self._passes.fill(self._settings.fill_alone if alone else self._settings.fill_beside)
+        self._flush()
         # One block per step, behind the verdicts: a pass is never late by more than one copy.
         stored = self.restorer is not None and self.restorer.store_one()
         return decoded or filled or stored or self._idle()
@@ -183,6 +189,7 @@ class Engine:
             defect = error
         for session in self._roster.sessions():
             session.send(Unavailable("the verifier has stopped"))
+        self._flush()
         if self.restorer is not None and defect is None:
             while self.restorer.store_one():
                 pass  # as much as the tier takes at once: nobody is left to wait for

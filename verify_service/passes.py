@@ -27,6 +27,8 @@ class Passes:
     driver: Driver
     counters: Counter[str]
     clock: Callable[[], float]
+    flush: Callable[[], None]
+    """Lets what was said so far leave, before the model makes everybody wait."""
     on_prompts: Callable[[int, float], None] = lambda _passes, _seconds: None
     """Told how many prompt passes took how many seconds."""
 
@@ -68,6 +70,7 @@ class Passes:
         """Run the model; if it fails, so do the sessions of this pass, and only they."""
         if not works:
             return []
+        self.flush()
         try:
             return self.runner.forward([work.feed for work in works])
         except RunnerBroken:

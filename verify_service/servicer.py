@@ -41,7 +41,7 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service import inbox
 from verify_service.engine import Engine
 from verify_service.inbox import Ticket
-from verify_service.outlet import Outlet, until_end
+from verify_service.outlet import Handover, Outlet, until_end
 from verify_service.owners import Owners
 from verify_service.requests import check_hello, check_limit, check_open
 from verify_service.traces import traced
@@ -68,6 +68,8 @@ class Serving:
     """What is served, once it can be."""
 
     engine: Engine
+    handover: Handover
+    """By which the engine's thread speaks to the streams."""
     vocabulary: Vocabulary
     context_len: int
     describe: Callable[[], WorkerDescription]
@@ -142,7 +144,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             check_open(opened, serving.vocabulary.size, serving.context_len)
             grammar = await _grammar(serving, opened)
             self._refuse_if_draining()  # it may have begun meanwhile: a session that enters now would never hear of it
-            outlet: Outlet[DecodeResponseMessage] = Outlet(stream)
+            outlet: Outlet[DecodeResponseMessage] = Outlet(stream, serving.handover)
             ticket = Ticket(next(self._tickets))
             trace = arriving(context.invocation_metadata())
             note_ids(session=opened.session_id, trace=trace.name if trace else "")
@@ -184,7 +186,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> OutriderError | None:
         """Serve a draft worker's stream to its end; return the error that it ended with."""
         stream.send(ProposeWelcome(serving.describe().worker_id))
-        outlet: Outlet[ProposeResponseMessage] = Outlet(stream)
+        outlet: Outlet[ProposeResponseMessage] = Outlet(stream, serving.handover)
         ticket = Ticket(next(self._tickets))
         serving.engine.post(inbox.JoinWorker(ticket, hello, outlet.send))
         try:
