@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_check import main as gpu_check
 from outrider.ids import TokenClass
@@ -202,6 +203,33 @@ def test_wants_of_one_pass_are_served_in_any_order() -> None:
     assert torch.equal(pieces[1].hidden, output.hidden[:3])
     assert pieces[2].best is not None
     assert pieces[2].best.tolist() == output.logits[3:4, :4].argmax(-1).tolist()
+
+
+class OpsCounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what torch is asked to compute, each of which is a launch on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_likeliest_ids_of_all_sessions_are_found_at_once() -> None:
+    output = PassOutput(torch.randn(8, 10), torch.randn(8, 4))
+    wants = [Want(0, 0, 1, best_below=9), Want(1, 1, 4), Want(2, 5, 2, best_below=9), Want(3, 7, 1, best_below=5)]
+    with OpsCounted() as ops:
+        pieces = fetch(output, wants)
+    assert sum("argmax" in name for name in ops.names) == 2
+    for want, piece in zip(wants, pieces, strict=True):
+        rows = output.logits[want.first : want.first + want.count]
+        if want.best_below:
+            assert piece.best is not None
+            assert piece.best.tolist() == rows[:, : want.best_below].argmax(-1).tolist()
+        else:
+            assert torch.equal(piece.logits, rows)
 
 
 def rows_of(pool: BlockPool, runs: list[tuple[int, int]]) -> list[Row]:
