@@ -119,8 +119,13 @@ class Driver:
             rows: [len(test.feed), vocab_size] logits of the pass, or [len(test.feed)] likeliest ids where the session
                 wants no more; None if it needed none.
         """
-        self.counters["draft_row_mismatch"] += num_row_mismatches(session, test)
-        self.step(session, judge(session, test, rows_of(session, test, rows)))
+        if test.rows:
+            self.counters["draft_row_mismatch"] += num_row_mismatches(session, test)
+        judged = judge(session, test, rows_of(session, test, rows))
+        self.step(session, judged)
+        if judged.drawn is not None:
+            # Its epoch is over: all of it is told, no row is held, and there is nothing that settling could do.
+            self.touched.pop(session.ticket, None)
 
     def tell_features(self, session: Session) -> None:
         """Send a drafter that asked for them the hidden states of the last pass whose positions stay, once.

@@ -33,14 +33,14 @@ def rows_of(session: Session, test: Test, fed: Tensor | None) -> Tensor:
     Raises:
         ValueError: a held row is wanted and none is there, or there is no row at all.
     """
-    held = None
-    if test.from_held:
-        if session.held_row is None:
-            raise ValueError("the chain holds a row that the engine does not have")
-        held = session.held_row.unsqueeze(0)
-    if held is None and fed is None:
-        raise ValueError("a test without rows")
-    return torch.cat([rows for rows in (held, fed) if rows is not None])
+    if not test.from_held:
+        if fed is None:
+            raise ValueError("a test without rows")
+        return fed
+    if session.held_row is None:
+        raise ValueError("the chain holds a row that the engine does not have")
+    held = session.held_row.unsqueeze(0)
+    return held if fed is None else torch.cat([held, fed])
 
 
 def judge(session: Session, test: Test, rows: Tensor) -> Judged:

@@ -88,7 +88,7 @@ def key_from_proto(field: str, key: bytes, mode: Mode) -> bytes:
 
 def kinds_to_proto(kinds: Sequence[TokenKind]) -> list[pb.TokenKind.ValueType]:
     """Encode token kinds."""
-    return [pb.TokenKind.ValueType(kind.value) for kind in kinds]
+    return [pb.TokenKind.ValueType(kind) for kind in kinds]
 
 
 def kinds_from_proto(field: str, values: Sequence[int], checks: Checks) -> tuple[TokenKind, ...]:

@@ -92,6 +92,8 @@ class Stream(Generic[SendT, ReceiveT]):
         """
         if self._final is not None and self._inbox.empty():
             return self._final
+        if timeout_s is None:
+            return await self._inbox.get()
         async with asyncio.timeout(timeout_s):
             return await self._inbox.get()
 
