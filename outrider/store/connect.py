@@ -5,7 +5,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from redis.exceptions import (
 
 from outrider.certificates import TlsMaterial
 from outrider.errors import InvalidRequest, StoreError, StoreUnavailable
+from outrider.store.sending import Argument, Batches, heeding_cancellation
 from outrider.store.tls import StoreTls, connect_by, connect_cluster_by
 
 StoreClient: TypeAlias = Redis | RedisCluster
@@ -47,11 +48,6 @@ REFUSED = (BusyLoadingError, ReadOnlyError, OutOfMemoryError, ClusterDownError, 
 
 REFUSED_WORDS = re.compile(r"^(BUSY|MISCONF|NOREPLICAS|UNKILLABLE)\b|-(OOM|READONLY|MISCONF|NOREPLICAS)\b")
 """Replies with the same meaning that redis-py has no class for; up to version 6 the word stands inside the reply."""
-
-LOST_TRANSPORT = "the handler is closed"
-"""What uvloop says of a transport whose connection is lost."""
-NO_WRITER = "'NoneType' object has no attribute 'writelines'"
-"""Of redis-py's error where one call has closed the connection that another one is about to write to."""
 
 UNREACHED = (ConnectionError, TimeoutError, ClusterError, RedisClusterException, OSError)
 """The server is away: the script may have run or not."""
@@ -110,8 +106,10 @@ class ScriptRunner:
         self._client = client
         self._deadline_s = deadline_s
         self._with_prelude = with_prelude
+        # A cluster's client takes no scripts in its pipelines.
+        self._batches = Batches(client) if isinstance(client, Redis) else None
 
-    async def run(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], *, idempotent: bool) -> Any:
+    async def run(self, name: str, keys: Sequence[str], args: Sequence[Argument], *, idempotent: bool) -> Any:
         """Run `scripts/<name>.lua` and return its reply, a list whose first item is a status word.
 
         While the server cannot answer it is asked again, with growing pauses, up to the deadline.
@@ -138,7 +136,7 @@ class ScriptRunner:
             raise StoreError(f"the session store refused {name}: {error}") from error
 
     async def _until_answered(
-        self, script: tuple[str, str], keys: Sequence[str], args: Sequence[bytes | str | int], idempotent: bool
+        self, script: tuple[str, str], keys: Sequence[str], args: Sequence[Argument], idempotent: bool
     ) -> Any:
         give_up_s, pause_s = time.monotonic() + self._deadline_s, FIRST_PAUSE_S
         while True:
@@ -161,37 +159,15 @@ class ScriptRunner:
         if isinstance(self._client, Redis) and _means(error, ReadOnlyError, "READONLY"):
             await self._client.connection_pool.disconnect(inuse_connections=False)
 
-    async def _send(self, text: str, sha: str, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
+    async def _send(self, text: str, sha: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         # EVALSHA with EVAL behind it: unlike SCRIPT LOAD, EVAL is routed by its keys to the right node of a cluster.
         command: Any = self._client
         try:
-            return await _heeding_cancellation(command.evalsha(sha, len(keys), *keys, *args))
+            if self._batches is not None:
+                return await self._batches.evalsha(sha, len(keys), *keys, *args)
+            return await heeding_cancellation(command.evalsha(sha, len(keys), *keys, *args))
         except NoScriptError:
-            return await _heeding_cancellation(command.eval(text, len(keys), *keys, *args))
-
-
-async def _heeding_cancellation(call: Awaitable[Any]) -> Any:
-    """Await a call of redis-py, and end with `CancelledError` if the task was cancelled meanwhile.
-
-    redis-py writes through `asyncio.wait_for`, and that of Python 3.11 forgets a cancellation that arrives as the write
-    is done: a heartbeat would never end. Source: https://github.com/python/cpython/issues/86296.
-
-    Raises:
-        ConnectionError: the connection was lost before anything was written to it. asyncio drops what is written then;
-            uvloop raises a RuntimeError, which redis-py passes on. Or another call of a new cluster client, which is
-            still finding its nodes, has closed it: redis-py then writes to nothing.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    try:
-        return await call
-    except (RuntimeError, AttributeError) as error:
-        if LOST_TRANSPORT not in str(error) and NO_WRITER not in str(error):
-            raise
-        raise ConnectionError("the connection was lost as soon as it was made") from error
-    finally:
-        if task is not None and task.cancelling() > before:
-            raise asyncio.CancelledError
+            return await heeding_cancellation(command.eval(text, len(keys), *keys, *args))
 
 
 @cache
