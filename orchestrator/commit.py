@@ -134,12 +134,18 @@ class Commit:
         return any(stop.startswith(tail) for stop in self._ends.stop_strings)
 
 
-def visible(chunk: Chunk, position: int) -> Chunk | None:
+def visible(chunk: Chunk, position: int, *, with_kinds: bool = True) -> Chunk | None:
     """Return the part of a chunk that a client who knows everything before `position` has not seen; None: nothing.
 
     Its text is untouched: the committer muted what belongs to earlier tokens.
+
+    Args:
+        chunk: from the committer.
+        position: >= 0.
+        with_kinds: whether the client is told where tokens came from.
     """
     skip = min(max(0, position - chunk.start), len(chunk.token_ids))
     if skip == len(chunk.token_ids) and not chunk.text:
         return None
-    return Chunk(chunk.start + skip, chunk.token_ids[skip:], chunk.text, chunk.kinds[skip:], chunk.logprobs[skip:])
+    kinds = chunk.kinds[skip:] if with_kinds else ()
+    return Chunk(chunk.start + skip, chunk.token_ids[skip:], chunk.text, kinds, chunk.logprobs[skip:])

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from typing import Any, assert_never
 
-from orchestrator.commit import Commit, visible
+from orchestrator.commit import Commit
 from orchestrator.events import (
     AppendLog,
     ChooseDrafter,
@@ -34,7 +34,6 @@ from orchestrator.events import (
     OpenDrafter,
     OpenVerifier,
     Started,
-    Taken,
     TellDrafter,
     TellVerifier,
     VerdictArrived,
@@ -48,12 +47,13 @@ from orchestrator.peers import Peers
 from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
+from orchestrator.showing import Showing
 from orchestrator.steering import Witness, sort_of
 from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
 from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
-from outrider.generation import Chunk, Figures, Finished, GenerationEvent, Notice, Usage
+from outrider.generation import Figures, Finished, GenerationEvent, Notice, Usage
 from outrider.ids import Epoch, WorkerId
 from outrider.messages import Verdict, WorkerDescription
 from outrider.store.records import KvLocation
@@ -78,10 +78,6 @@ class Driver:
         """
         self._job, self._commit, self._metrics, self._settings = job, commit, tools.metrics, tools.settings
         self._events: asyncio.Queue[Event | Reported | Scored | Drained] = asyncio.Queue()
-        # Bounded by the commit limit: the verifier stops a fixed number of tokens ahead of what was taken.
-        self._client: asyncio.Queue[GenerationEvent | OutriderError] = asyncio.Queue()
-        for event in job.greeting:
-            self._client.put_nowait(event)
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs = tools.pass_costs
         self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
@@ -92,6 +88,7 @@ class Driver:
         self._trace = GenerationTrace(tools.tracer, job)
         self._peers = Peers(job, tools, self.feed, self._trace.metadata)
         self._search = Search(job, tools, self._peers, self.feed)
+        self._showing = Showing(job, self.feed, self._peers.arrivals, tools.metrics.overhead_s)
         speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
         reason = self._tuning.reason
         plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s, reason)
@@ -99,7 +96,6 @@ class Driver:
         self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation
         self._off_reason = ""
         self._helpers: set[asyncio.Task[None]] = set()
-        self._shown_len = max(job.next_position, len(job.token_ids))
         self._told_epoch = Epoch()
         self._round_s = job.started_s
         self.ended = asyncio.Event()
@@ -149,27 +145,19 @@ class Driver:
     def hand_over(self) -> None:
         """End here, in a way that lets the client go on elsewhere; never waits."""
         session_id, text = self._job.session_id, "the orchestrator is stopping: resume the session at another one"
-        self.feed(Failed(HandedOver(text, session_id, self._shown_len)))
+        self.feed(Failed(HandedOver(text, session_id, self._showing.length)))
 
     def feed(self, event: Event | Reported | Scored | Drained) -> None:
         """Add an event; never waits."""
         self._events.put_nowait(event)
 
-    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+    def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """Yield what the client is told, to the end.
 
         Raises:
             OutriderError: the generation failed.
         """
-        while True:
-            item = await self._client.get()
-            if isinstance(item, OutriderError):
-                raise item
-            yield item
-            if isinstance(item, Chunk):
-                self.feed(Taken(item.start + len(item.token_ids)))
-            elif isinstance(item, Finished):
-                return
+        return self._showing.events()
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
@@ -191,7 +179,7 @@ class Driver:
                     helper.cancel()
         except Exception as error:
             log.exception("the generation failed")
-            self._client.put_nowait(failure := Internal(f"the generation failed: {error!r}"))
+            self._showing.put(failure := Internal(f"the generation failed: {error!r}"))
             await self._flights.end(self._flight, "internal", failure)
         finally:
             self._trace.end("internal")
@@ -256,7 +244,7 @@ class Driver:
             case AppendLog():
                 self._journal.append(command.token_ids, command.kinds, command.logprobs)
             case Emit():
-                self._emit(command.chunk)
+                self._showing.emit(command.chunk)
             case Count():
                 self._count(command.name)
             case Finish() | Fail():
@@ -270,15 +258,6 @@ class Driver:
             self._told_epoch = command.commit.epoch
             self._tuning.restarted(command.commit.epoch, time.monotonic())
         self._peers.tell_drafter(command)
-
-    def _emit(self, chunk: Chunk) -> None:
-        """Show the client what it does not have."""
-        self._shown_len = max(self._shown_len, chunk.start + len(chunk.token_ids))
-        seen = visible(chunk, self._job.next_position)
-        if seen is None:
-            self.feed(Taken(chunk.start + len(chunk.token_ids)))
-        else:
-            self._client.put_nowait(seen if self._job.return_origin else replace(seen, kinds=()))
 
     # -- what is measured ------------------------------------------------------------------------------------------
 
@@ -294,7 +273,8 @@ class Driver:
                 self._spoken.time_to_first_token_s.observe(now_s - self._job.started_s)
             self._round_s = now_s
         self._metrics.count_round(committed, self._meter.add_round(committed, now_s), self._peers.drafter_id)
-        self._spoken.guarantee_void.inc(self._meter.add_totals(self._peers.opened, verdict))
+        if num_void := self._meter.add_totals(self._peers.opened, verdict):
+            self._spoken.guarantee_void.inc(num_void)
         self._witness.observe(committed)
         self.course.add(committed, now_s, len(self._rounds.tokens), self._meter, self._tuning)
         self._trace.observe(committed)
@@ -309,7 +289,7 @@ class Driver:
         scoring = self._peers.scoring
         new = scoring.take(scored.scores) if scored.opened == self._peers.opened else None
         if new is not None:
-            self._client.put_nowait(new)
+            self._showing.put(new)
         if not scoring.is_open and not self._job.state.max_tokens:
             await self._step(Complete())
 
@@ -341,9 +321,9 @@ class Driver:
         if name == "drafter_lost":
             reason = self._rounds.off_reason
             self._search.lost(self._peers.drafter_id, reason)
-            self._client.put_nowait(Notice(name, f"decoding goes on without drafts: {reason}"))
+            self._showing.put(Notice(name, f"decoding goes on without drafts: {reason}"))
         elif name == "verifier_lost":
-            self._client.put_nowait(Notice(name, "another verifier is looked for"))
+            self._showing.put(Notice(name, "another verifier is looked for"))
 
     # -- tasks beside the loop -------------------------------------------------------------------------------------
 
@@ -414,5 +394,5 @@ class Driver:
         prompt_len = self._job.state.prompt_len
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len, min(prompt_len, self._meter.num_cached or 0))
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
-        self._client.put_nowait(finished or error or Internal("the generation ended without a reason"))
+        self._showing.put(finished or error or Internal("the generation ended without a reason"))
         await self._flights.end(self._flight, outcome, error)

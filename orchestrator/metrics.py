@@ -11,6 +11,9 @@ from outrider.ids import TokenKind, WorkerId
 from outrider.messages import VerdictCause
 from outrider.telemetry import WAIT_BUCKETS_S, SpeculationMetrics
 
+OVERHEAD_BUCKETS_S = (
+    0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.5, 2.0,
+)  # fmt: skip
 MAX_POSITION = 32
 """Acceptance is counted per distance up to here."""
 OUTCOMES = (
@@ -107,6 +110,12 @@ class Metrics:
         self.total_s = Histogram(
             "outrider_generation_seconds", "Arrival to end", registry=self.registry, buckets=WAIT_BUCKETS_S
         )
+        self.overhead_s = Histogram(
+            "outrider_round_overhead_seconds",
+            "From a verdict's arrival until its tokens were written to the client's connection",
+            registry=self.registry,
+            buckets=OVERHEAD_BUCKETS_S,
+        )
         self._kinds = {kind: self.speculation.tokens.labels(kind.name.lower()) for kind in TokenKind}
         self._causes = {cause: self.speculation.epochs.labels(cause) for cause in _CAUSES}
         positions, spoken = [str(position) for position in range(MAX_POSITION)], self.speculation
@@ -149,7 +158,8 @@ class Metrics:
             worker_id: who drafts; empty: nobody.
         """
         spoken = self.speculation
-        self.rollbacks.inc(committed.rolled_back)
+        if committed.rolled_back:
+            self.rollbacks.inc()
         if committed.next_epoch != committed.epoch:
             self._causes[committed.cause].inc()
         if committed.num_tested:

@@ -7,6 +7,7 @@ Nothing here waits: each stream is a task of the driver's group, and every end t
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import Protocol
 
 from orchestrator.drafting import only
@@ -105,6 +106,8 @@ class Peers:
         """Generation in which the open `Decode` stream was opened."""
         self.heard_s = time.monotonic()
         """When the verifier was last heard of, or opened."""
+        self.arrivals: deque[tuple[int, float]] = deque()
+        """Of verdicts whose tokens nobody has been shown yet: length of the session behind them, and when they came."""
         self._has_spoken = False
         self.last_error: OutriderError | None = None
         """Why a verifier was lost last."""
@@ -119,6 +122,7 @@ class Peers:
         wire = DecodeWire(opening, decode_request_to_proto, decode_response_from_proto)
         self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
         self._decode_opened_s, self._has_spoken = self._breakers.now_s(), False
+        self.arrivals.clear()
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
         run = wire.run(
             lambda: stub.Decode(timeout=self._timeout_s, metadata=self._metadata),
@@ -208,6 +212,8 @@ class Peers:
         elif not isinstance(heard, Preparing):
             if opened == self.opened:
                 self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
+                if heard.token_ids:
+                    self.arrivals.append((heard.start + len(heard.token_ids), self.heard_s))
             if heard.num_tested and heard.epoch.generation in self._drafts:
                 self._breakers.succeeded(self.drafter_id, self._draft_opened_s)
             self._feed(VerdictArrived(opened, heard))
