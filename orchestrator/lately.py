@@ -99,8 +99,10 @@ class Course:
 
     def logged(self, length: int, seconds: float) -> None:
         """Note that the log has reached a length, by an append that took so long."""
-        for each in self.rounds:
-            if each.commit_s is None and each.end <= length:
+        for each in reversed(self.rounds):
+            if each.commit_s is not None:
+                return  # so are those before it
+            if each.end <= length:
                 each.commit_s = seconds
 
 
