@@ -23,8 +23,11 @@ COPY pyproject.toml constraints.txt ./
 RUN /opt/outrider/bin/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
         print(*p['dependencies'], *p['optional-dependencies']['otlp'], 'setuptools', sep='\n')" > requirements.txt \
     && /opt/outrider/bin/pip install -c constraints.txt -r requirements.txt
+
+# Beside what it needs, not among it: a change of the code changes one small layer of the image.
+FROM build AS code
 COPY . .
-RUN /opt/outrider/bin/pip install --no-deps --no-build-isolation .
+RUN /opt/outrider/bin/pip install --no-deps --no-build-isolation --root /code .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="outrider" \
@@ -35,6 +38,7 @@ RUN groupadd --gid 10001 outrider \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin outrider \
     && install -d -o 10001 -g 10001 /models
 COPY --from=build /opt/outrider /opt/outrider
+COPY --from=code /code/opt/outrider /opt/outrider
 # The root is mounted read-only: what is written goes to /tmp, and what `outrider fetch` brings is found in /models.
 ENV PATH=/opt/outrider/bin:${PATH} \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/models/packages \

@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz namespaces schema clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz namespaces containers schema clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,10 @@ fuzz: venv ## 100,000 random and spoilt messages on every RPC; fails, with the s
 # As root: every pod of a demonstration cluster is a host of its own, with the policies' edges alone open between them.
 namespaces: venv ## a cluster on several hosts, as network namespaces, 0 to 20 ms apart
 	$(TEST_ENV) $(BIN)/python -m pytest tests/deploy/test_namespaces.py $(ARGS)
+
+# As root, with podman and debootstrap (docs/deploy-compose.md): minutes, and some gigabytes of disk while it runs.
+containers: venv ## the image and the Compose files in a real container engine
+	$(TEST_ENV) $(BIN)/python -m pytest tests/deploy/test_containers.py -s -rs $(ARGS)
 
 # ARGS="--cases 1000" is shorter, ARGS="--seed N" sends others.
 schema: venv ## 10,000 random requests after the HTTP schema; fails if the server fails, hangs, or answers otherwise

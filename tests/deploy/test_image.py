@@ -21,8 +21,8 @@ def test_the_linter_of_dockerfiles_has_nothing_to_say() -> None:
     assert (run.returncode, run.stdout + run.stderr) == (0, "")
 
 
-def test_it_is_built_in_two_stages_on_one_base_that_can_be_chosen() -> None:
-    assert re.findall(r"^FROM (.*)$", DOCKERFILE, re.M) == ["${BASE} AS build", "${BASE}"]
+def test_it_is_built_in_stages_on_one_base_that_can_be_chosen() -> None:
+    assert re.findall(r"^FROM (.*)$", DOCKERFILE, re.M) == ["${BASE} AS build", "build AS code", "${BASE}"]
     (base,) = re.findall(r"^ARG BASE=(.*)$", DOCKERFILE, re.M)
     assert ":" in base
     assert not base.endswith(":latest")
