@@ -119,7 +119,7 @@ async def test_sessions_run_side_by_side_on_one_propose_stream() -> None:
 async def test_hidden_states_come_back_on_the_propose_stream() -> None:
     async with verifier() as app, connected(app) as stub, propose_stream(stub, feature_layers=(-1,)) as proposals:
         await proposals.receive(LIMIT_S)
-        async with control(stub, opening()) as session:
+        async with control(stub, opening(patience_s=30.0)) as session:
             proposals.send(next_proposal(session))
             await session.verdict()
             first, second = [await proposals.receive(LIMIT_S) for _ in range(2)]
@@ -267,7 +267,12 @@ async def test_proposals_repeated_replayed_reordered_or_lost_leave_the_text_alon
 
 
 async def test_an_attach_or_progress_that_comes_late_changes_nothing() -> None:
-    async with verifier() as app, connected(app) as stub, drafter(stub), control(stub, opening()) as session:
+    async with (
+        verifier() as app,
+        connected(app) as stub,
+        drafter(stub),
+        control(stub, opening(patience_s=1.0)) as session,
+    ):
         session.stream.send(DecodeAttach(Generation(1, 2), DRAFTER))
         assert (await session.verdict()).cause == VerdictCause.ATTACHED
         session.stream.send(DecodeAttach(Generation(1, 1), WorkerId("late")))
@@ -292,7 +297,7 @@ async def test_a_drafter_that_hangs_costs_patience_and_one_that_passes_costs_not
 
 async def test_a_drafter_that_dies_resets_its_sessions_and_the_text_goes_on() -> None:
     async with verifier() as app, connected(app) as stub, control(stub, undrafted("alone")) as alone:
-        async with control(stub, opening()) as session:
+        async with control(stub, opening(patience_s=1.0)) as session:
             call = stub.Propose()
             async with drafter(stub) as proposals:
                 proposals.send(next_proposal(session))
@@ -309,7 +314,7 @@ async def test_a_drafter_that_dies_resets_its_sessions_and_the_text_goes_on() ->
 
 async def test_an_oversize_message_closes_that_stream_only() -> None:
     async with verifier(max_message_bytes=1 << 16) as app, connected(app) as stub:
-        async with drafter(stub) as proposals, control(stub, opening()) as session:
+        async with drafter(stub) as proposals, control(stub, opening(patience_s=30.0)) as session:
             await settled(app, 1)
             proposals.send(raw(session_id="x" * (1 << 17)))
             assert (await session.verdict()).cause == VerdictCause.RESET
@@ -321,7 +326,12 @@ async def test_an_oversize_message_closes_that_stream_only() -> None:
 
 
 async def test_a_reopened_propose_stream_ends_the_older_one_and_resets_its_sessions() -> None:
-    async with verifier() as app, connected(app) as stub, drafter(stub) as older, control(stub, opening()) as session:
+    async with (
+        verifier() as app,
+        connected(app) as stub,
+        drafter(stub) as older,
+        control(stub, opening(patience_s=30.0)) as session,
+    ):
         await settled(app, 1)
         async with drafter(stub) as newer:
             end = await older.receive(LIMIT_S)
@@ -427,7 +437,7 @@ async def test_a_draining_verifier_refuses_newcomers_tells_everybody_and_lets_th
 
 async def test_a_draining_verifier_without_sessions_lets_its_draft_workers_go_at_once() -> None:
     async with verifier() as app, connected(app) as stub, drafter(stub) as proposals:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(LIMIT_S / 3):
             await app.drain()
             await app.server.stop(LIMIT_S)
         assert await proposals.receive(LIMIT_S) == Draining("the verifier is stopping")
