@@ -86,6 +86,10 @@ class PassCosts:
         near = self.neighbours(now_s)
         return None if near is None else near[0]
 
+    def has_seen(self, num_rows: int) -> bool:
+        """Whether a pass of so many rows, >= 1, was measured, or one padded to as many; if no rows are told, it was."""
+        return not self._seconds or _class_of(num_rows) in self._seconds
+
     def by_rows(self) -> Callable[[int], float] | None:
         """Return the seconds of passes by their rows, >= 1, of all sessions; None: nothing was measured."""
         known = self._rising()

@@ -102,6 +102,11 @@ class Planner:
         """Be none of them any more; idempotent."""
         self._pace.passes.company.leave(self._member)
 
+    @property
+    def knows_plain(self) -> bool:
+        """Whether passes without drafts were seen, without which nothing can be said of what drafting gains."""
+        return self._pace.passes.has_seen(max(1, round(self._pace.load())))
+
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def costs(self) -> Costs | None:

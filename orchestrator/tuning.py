@@ -301,6 +301,9 @@ class Tuning:
         plan = self._best_or_trial(costs, now_s)
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
             return
+        if not planner.knows_plain:
+            self._set(planner.pinned(TRIAL))
+            return
         if plan.gamma > present.gamma and not self.pace.is_timed:
             return
         off = not _is_earnest(plan)

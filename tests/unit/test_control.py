@@ -15,14 +15,14 @@ from orchestrator.company import Company
 from orchestrator.figures import Round
 from orchestrator.pace import Pace
 from orchestrator.pass_costs import PassCosts
-from orchestrator.plans import FIRST_TESTS, Limits
+from orchestrator.plans import FIRST_TESTS, TRIAL, Limits
 from orchestrator.priors import DEFAULT_WORTH, MAX_UNTRIED, MAX_WORTH, Prior
 from orchestrator.tuning import Tuning
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
 from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind
-from outrider.messages import VerdictCause
+from outrider.messages import DraftStatus, VerdictCause
 from tests.unit.control_machines import BUSY, FAR, GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
 from tests.unit.control_sim import OFF, Simulation, Text
 
@@ -51,6 +51,7 @@ CASES = {
     "texts alike, alone": (TRAINED_ON_CPU, ALIKE, (0.0,), 1),
     "texts alike, 4": (TRAINED_ON_CPU, ALIKE, (0.0,), 4),
     "texts alike, 8": (TRAINED_ON_CPU, ALIKE, (0.0,), 8),
+    "seldom right, alone": (TRAINED_ON_CPU, (0.25,), (0.0,), 1),
     "texts differ, alone": (TRAINED_ON_CPU, MIXED, (0.0,), 1),
     "texts differ, 4": (TRAINED_ON_CPU, MIXED, (0.0,), 4),
     "a trip of half a pass, seldom right": (FAR, (0.3,), (0.0,), 1),
@@ -246,6 +247,26 @@ def test_a_session_that_chose_before_others_came_gives_its_rows_up_with_its_next
     others[0].observe(verdict, 0.6)
     tuning.observe(verdict, 0.61)
     assert tuning.speculation.gamma == 1
+
+
+def test_no_plan_is_chosen_before_it_is_known_what_a_pass_without_drafts_takes() -> None:
+    """A first session on a new cluster has only seen passes with drafts: they say nothing of what plain ones take."""
+    tuning = Tuning(SpeculationChoice(), Limits(), Pace(PassCosts()))
+    tuning.begin(0.0, "d")
+    tuning.observe_status(DraftStatus(draft_s_per_token=0.001, num_drafted=1))
+    place = Epoch(Generation(1, 1), 0)
+    rejected = Round(place, place.next_round(), VerdictCause.TESTED, (TokenKind.RECOVERED,), 1, 0, 0.019, 0.0, 4, 1)
+    now_s = 0.0
+    for _ in range(16):
+        tuning.restarted(place, now_s)
+        now_s += 0.03
+        tuning.observe(rejected, now_s)
+    assert tuning.speculation == TRIAL
+    for _ in range(24):
+        now_s += 0.017
+        tuning.observe(replace(rejected, verify_s=0.017, num_rows=1), now_s)
+        assert tuning.speculation.gamma <= 1
+    assert not tuning.speculation.enabled
 
 
 # --- priors ---------------------------------------------------------------------------------------------------------
