@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
+from weakref import ref
 
 from torch import Tensor
 
@@ -146,9 +147,13 @@ class Driver:
             session.timer = timer
             return
         delay_s = session.chain.patience_s if timer.kind is TimerKind.PATIENCE else self.body_limit_s
-        self.alarms.at(self.clock() + delay_s, partial(self._expire, session, timer))
+        # Not held by it: a peer says how long patience is, and the session may be over long before.
+        self.alarms.at(self.clock() + delay_s, partial(self._expire, ref(session), timer))
 
-    def _expire(self, session: Session, timer: StartTimer) -> None:
+    def _expire(self, held: "ref[Session]", timer: StartTimer) -> None:
+        session = held()
+        if session is None:
+            return
         if session.ready:
             self.deliver(session, TimerExpired(timer.number))
         elif session.timer is None:

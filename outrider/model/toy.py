@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,10 @@ TOKEN_BYTES = 8
 """What a toy remembers of a token."""
 MAX_TOY_BLOCKS = 1024
 """Most blocks that a toy makes of a budget: its tokens are so small that it would make a million."""
+MAX_LAWS = 4096
+"""Laws that a language remembers, the latest: whoever chooses the prompts chooses how many there are."""
+MAX_PASSES = 4096
+"""Passes that a toy remembers, the latest."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ToyLanguage:
     """Ids without mass in hashed laws, for instance the end of sequence."""
     blend: "tuple[float, ToyLanguage] | None" = None
     """(weight, other): the law is (1 - weight) * own + weight * other's; makes a draft of known closeness."""
-    _memo: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _memo: OrderedDict[tuple[int, ...], Tensor] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     def probs(self, context: Sequence[int]) -> Tensor:
         """Return the law of the token after `context`: [vocab_size] float64, sums to 1."""
@@ -59,6 +64,8 @@ class ToyLanguage:
         law = self._memo.get(key)
         if law is None:
             law = self._memo[key] = self._own(key)
+            if len(self._memo) > MAX_LAWS:
+                self._memo.popitem(last=False)
         if self.blend is None:
             return law
         weight, other = self.blend
@@ -118,7 +125,7 @@ class ToyRunner(PooledRunner):
         self._memory = [0] * (num_blocks * BLOCK_LEN)
         self._delay_s = delay_s
         self.passes: list[int] = []
-        """Rows of every pass so far after padding: a decode pass its class, a prompt pass 64."""
+        """Rows of the last `MAX_PASSES` passes after padding: a decode pass its class, a prompt pass 64."""
         self._info = ModelInfo(
             name=name, vocab_size=language.vocab_size, context_len=context_len, dtype="float64", hidden_size=1,
             row_classes=row_classes, max_rows=row_classes[-1], exactness="bitwise", fingerprint="toy",
@@ -203,6 +210,7 @@ class ToyRunner(PooledRunner):
         if rest:
             sizes.append(next(size for size in self._info.row_classes if size >= rest))
         self.passes += sizes
+        del self.passes[:-MAX_PASSES]
         if self._delay_s and sizes:
             time.sleep(self._delay_s * len(sizes))
 

@@ -5,6 +5,7 @@ import torch
 
 from outrider.errors import NotFound
 from outrider.ids import TokenClass
+from outrider.model import toy
 from outrider.model.names import ModelSpec
 from outrider.model.opening import open_model
 from outrider.model.runner import Feed, InvalidFeed, ModelRunner, PoolExhausted
@@ -28,6 +29,16 @@ def test_hashed_laws_are_laws_and_depend_on_seed_and_context() -> None:
     assert torch.equal(law, ToyLanguage(7, seed=1).probs((9, 9, 3, 4)))
     assert not torch.equal(law, language.probs((4, 3)))
     assert not torch.equal(law, ToyLanguage(7, seed=2).probs((3, 4)))
+
+
+def test_a_language_remembers_its_latest_laws_alone_and_others_come_out_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(toy, "MAX_LAWS", 3)
+    language = ToyLanguage(7, seed=1)
+    laws = [language.probs((0, token)) for token in range(7)]
+    assert list(language._memo) == [(0, 4), (0, 5), (0, 6)]
+    assert all(torch.equal(language.probs((0, token)), law) for token, law in enumerate(laws))
 
 
 def test_a_law_that_is_none_is_refused() -> None:
@@ -74,6 +85,15 @@ def test_passes_are_counted_in_row_classes() -> None:
     feeds = [Feed(runner.new_slot(), (1,) * 5, DECODE, 0), Feed(runner.new_slot(), (1,) * 6, DECODE, 0)]
     runner.forward([*feeds, Feed(runner.new_slot(), (1,), PROMPT, 0)])
     assert runner.passes == [64, 8, 4]
+
+
+def test_a_runner_remembers_its_latest_passes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy, "MAX_PASSES", 3)
+    runner = ToyRunner(ToyLanguage(4), row_classes=(4, 8, 16))
+    slot = runner.new_slot()
+    for count in (1, 5, 9, 1, 5):
+        runner.forward([Feed(slot, (1,) * count, DECODE, 0)])
+    assert runner.passes == [16, 4, 8]
 
 
 def test_a_pass_takes_its_delay() -> None:

@@ -1,7 +1,9 @@
 """The verifier's engine, driven step by step: many sessions, one model, and nobody's text depends on anybody else."""
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -459,6 +461,19 @@ def test_a_silent_drafter_costs_patience_three_times_and_then_nothing() -> None:
     assert causes == [VerdictCause.PATIENCE] * 3 + [VerdictCause.PLAIN] * 9
     assert desk.clock.now_s - started == pytest.approx(3 * 0.5, abs=0.3)
     assert client.output == twin(client.request)
+
+
+def test_a_session_that_is_over_is_not_kept_until_its_patience_would_have_run_out() -> None:
+    desk = Desk()
+    client = Client(desk, Request(patience_s=1e9), noisy_draft(0.0), eager=0.0)
+    for _ in range(3):
+        desk.step()
+    assert client.received == [], "it waits for its drafter"
+    kept = [ref(each) for each in desk.engine._roster.sessions()]
+    desk.post(CloseSession(client.ticket, keep_kv=True))
+    desk.step()
+    gc.collect()
+    assert [each() for each in kept] == [None]
 
 
 def test_an_announced_body_is_waited_for_up_to_the_hard_limit_which_is_counted() -> None:
