@@ -23,7 +23,7 @@ from outrider.sampling import coupled_token, greedy_token
 LANGUAGE = ToyLanguage(len(ToyTokenizer()), 0, 2, 2.0)
 """What the toy model speaks by default."""
 NUM_TOKENS = 32
-RETRY = Retry(max_attempts=1000, max_total_s=60.0)
+RETRY = Retry(max_attempts=1000, max_total_s=200.0)
 
 
 @cache
@@ -75,13 +75,13 @@ class Load:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
             return
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             await asyncio.gather(*self._tasks)
 
     async def more(self, count: int) -> None:
         """Wait until so many more generations have ended."""
         wanted = self.done + count
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(200):
             while self.done < wanted:
                 for task in self._tasks:
                     if task.done():
@@ -93,7 +93,7 @@ class Load:
         while not self._over.is_set():
             prompt, seed = f"session {number} ", (None if turn % 2 else number)
             tokens: list[int] = []
-            async with Client(self.addresses, retry=RETRY, timeout_s=60) as client:
+            async with Client(self.addresses, retry=RETRY, timeout_s=200) as client:
                 async for event in client.generate(request_of(prompt, self.num_tokens, seed)):
                     if isinstance(event, Chunk):
                         tokens += event.token_ids

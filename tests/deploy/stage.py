@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from outrider.launch import ending_with_us
 from outrider.store.embedded import find_server
 from tests.deploy.namespaces import Network
 from tests.deploy.plans import Plan, Probe, image_environment
+from tests.ports import free_port
 
 ASK_S = 0.4
 """Pause between two probes where the file says more: the time a machine waits is no part of what is tested."""
@@ -117,7 +117,7 @@ class Process:
         async with grpc.aio.insecure_channel(f"{self.address}:{probe.port}") as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=probe.service), timeout=probe.timeout_s
+                    health_pb2.HealthCheckRequest(service=probe.service), timeout=max(probe.timeout_s, 3.0)
                 )
             except grpc.aio.AioRpcError:
                 return False
@@ -232,7 +232,7 @@ class Stage:
             await process.wait_until_ready()
         return process
 
-    async def run(self, name: str, timeout_s: float = 60.0) -> None:
+    async def run(self, name: str, timeout_s: float = 200.0) -> None:
         """Run something that has an end."""
         process = await self.start(name, ready=False)
         await process.completed(timeout_s)
@@ -312,7 +312,7 @@ class Stage:
             if key.endswith("_LISTEN") and self.network is None:
                 mapped = mapped.replace("0.0.0.0", address)
             if key.endswith("_METRICS_PORT") and self.network is None:
-                mapped = str(_free_port())
+                mapped = str(free_port())
             found[key] = mapped
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**found, "PATH": path, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -329,12 +329,6 @@ class Stage:
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
     """Put variables into a command, as Kubernetes does."""
     return re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], text)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

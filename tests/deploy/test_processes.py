@@ -65,7 +65,7 @@ async def pods(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]
 async def asked(addresses: list[str], seed: int) -> Finished:
     """Ask for a text, compare it, and return its figures."""
     tokens: list[int] = []
-    async with Client(addresses, timeout_s=60) as client:
+    async with Client(addresses, timeout_s=200) as client:
         async for event in client.generate(request_of("the cat ", 40, seed)):
             if isinstance(event, Chunk):
                 tokens += event.token_ids
@@ -81,7 +81,7 @@ async def gateway_says(address: str) -> str:
     call = urllib.request.Request(f"http://{address}/v1/completions", json.dumps(body).encode(), headers)
 
     def read() -> str:
-        with urllib.request.urlopen(call, timeout=30) as answer:
+        with urllib.request.urlopen(call, timeout=60) as answer:
             return str(json.load(answer)["choices"][0]["text"])
 
     return await asyncio.to_thread(read)
@@ -92,7 +92,7 @@ async def has_drafted(process: Process) -> bool:
     url = f"http://127.0.0.1:{process.environment['OUTRIDER_DRAFT_METRICS_PORT']}/metrics"
 
     def read() -> list[str]:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return str(answer.read().decode()).splitlines()
 
     samples = [line for line in await asyncio.to_thread(read) if line.startswith("outrider_draft_drafted_tokens_total")]
