@@ -2,7 +2,8 @@
 
 Fair queueing over keys: every generation that a key asks for stands one turn behind the key's last one (half a turn for
 a key of weight 2), and never before those that were served already. So keys share the places in the ratio of their
-weights, however many generations each asks for, and a key that has asked for nothing lately is served next.
+weights, however many generations each asks for, and a key that has asked for nothing lately is served next. Whoever is
+turned away or gives up has had no turn: asking again costs a key nothing.
 
 A priority moves a generation by `PRIORITY_TURNS` turns of its key. That is a head start and no more: whoever asks
 often, at whatever priority, falls behind by a turn each time, so nobody waits for ever.
@@ -31,6 +32,8 @@ class Waiter:
     key_id: str = field(compare=False)
     start: float = field(compare=False)
     """Its key's turn without the priority: what the line has come to once it is served."""
+    end: float = field(compare=False)
+    """Where the key's next one starts."""
 
 
 class Line:
@@ -45,8 +48,8 @@ class Line:
         """
         self._num_places, self._max_waiting = num_places, max_waiting
         self._waiting: list[Waiter] = []
-        self._ends: dict[str, float] = {}
-        """By key: the turn behind its last generation."""
+        self._served: dict[str, float] = {}
+        """By key: the end of its last generation that was served."""
         self._now = 0.0
         """Turn of the generation that was served last."""
         self._count = 0
@@ -65,12 +68,12 @@ class Line:
         """
         if not self._waiting:
             # Where nobody had to wait, nobody has taken anything from anybody.
-            self._ends.clear()
-        start = max(self._now, self._ends.get(key_id, 0.0))
+            self._served.clear()
+        waiting = (each.end for each in self._waiting if each.key_id == key_id)
+        start = max(self._now, self._served.get(key_id, 0.0), *waiting)
         turn = 1.0 / weight
         self._count += 1
-        waiter = Waiter(start + turn - priority * PRIORITY_TURNS * turn, self._count, key_id, start)
-        self._ends[key_id] = start + turn
+        waiter = Waiter(start + turn - priority * PRIORITY_TURNS * turn, self._count, key_id, start, start + turn)
         insort(self._waiting, waiter)
         return waiter, self._waiting.pop() if len(self._waiting) > self._max_waiting else None
 
@@ -90,6 +93,7 @@ class Line:
     def serve(self, waiter: Waiter) -> None:
         """It has its place: the line has come to its turn."""
         self._now = max(self._now, waiter.start)
+        self._served[waiter.key_id] = max(waiter.end, self._served.get(waiter.key_id, 0.0))
 
     def held(self, seconds: float) -> None:
         """A place was held for so long."""

@@ -82,6 +82,29 @@ def test_a_full_line_turns_away_the_last_of_whoever_fills_it() -> None:
     assert len(line) == 3
 
 
+def test_whoever_gives_up_and_asks_again_has_lost_no_turn() -> None:
+    line = Line(1, 10)
+    crowd(line, "steady", 4)
+    for _ in range(50):
+        waiters = [line.join("impatient", 1, 0)[0] for _ in range(2)]
+        for waiter in waiters:
+            line.leave(waiter)
+    crowd(line, "impatient", 1)
+    assert "impatient" in served(line, 2)
+
+
+def test_whoever_is_turned_away_from_a_full_line_has_lost_no_turn() -> None:
+    line = Line(1, 3)
+    crowd(line, "modest", 1)
+    crowd(line, "greedy", 50)
+    assert served(line, 1) == ["modest"]
+    crowd(line, "modest", 1)
+    assert served(line, 2) == ["greedy", "greedy"]
+    crowd(line, "greedy", 1)
+    crowd(line, "modest", 1)
+    assert served(line, 3) == ["modest", "greedy", "modest"]
+
+
 def test_the_wait_to_expect_follows_what_places_were_held_for() -> None:
     line = Line(2, 10)
     first, _ = line.join("a", 1, 0)
