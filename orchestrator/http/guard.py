@@ -64,9 +64,11 @@ class Guard:
         request_id = name if _NAME.fullmatch(name) else f"req_{secrets.token_hex(12)}"
         exchange = _Exchange(receive, send, self._limits, request_id)
         arriving(headers.items())
-        with log_ids(request=request_id):
-            await self._answer(scope, headers, exchange)
-        self._responses.labels(_route(scope["path"]), str(exchange.status or 499)).inc()
+        try:
+            with log_ids(request=request_id):
+                await self._answer(scope, headers, exchange)
+        finally:  # a defect is answered, and then raised for the server to log
+            self._responses.labels(_route(scope["path"]), str(exchange.status or 499)).inc()
 
     async def _answer(self, scope: Scope, headers: Headers, exchange: "_Exchange") -> None:
         announced = headers.get("content-length", "0")

@@ -1,0 +1,54 @@
+"""What stands before the HTTP application counts every response, whatever became of it."""
+
+import asyncio
+from typing import NoReturn
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from orchestrator.http.app import make_app
+from orchestrator.http.front import Front
+from orchestrator.http.guard import Guard
+from orchestrator.http.limits import HttpLimits
+from orchestrator.metrics import Metrics
+
+
+def counted(metrics: Metrics, route: str, status: str) -> float:
+    labels = {"route": route, "status": status}
+    return metrics.registry.get_sample_value("outrider_http_responses_total", labels) or 0.0
+
+
+async def test_a_response_to_a_defect_is_counted_too() -> None:
+    metrics = Metrics()
+
+    def broken() -> NoReturn:
+        raise RuntimeError("a defect")
+
+    guarded = Guard(make_app(Front(metrics, broken)), HttpLimits(), metrics.http_responses)
+    transport = httpx.ASGITransport(guarded, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        answer = await http.get("/health")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+    assert counted(metrics, "/health", "500") == 1
+
+
+async def test_a_response_that_is_cut_off_counts_as_one_that_was_not_waited_for() -> None:
+    metrics, begun = Metrics(), asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    guarded = Guard(endless, HttpLimits(), metrics.http_responses)
+    scope: Scope = {"type": "http", "path": "/v1/completions", "headers": []}
+
+    async def nothing() -> NoReturn:
+        raise AssertionError("nobody reads or writes")
+
+    answering = asyncio.create_task(guarded(scope, nothing, lambda _: nothing()))
+    await begun.wait()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert counted(metrics, "/v1/completions", "499") == 1
