@@ -52,11 +52,14 @@ class Wire(Generic[SendT, ReceiveT]):
             self._send(message)
 
     def close(self, last: SendT) -> None:
-        """Say goodbye and hear nothing more; the worker is given a moment to end the stream itself."""
+        """Say goodbye, unless nobody reads, and hear nothing more; the worker has a moment to end the stream itself."""
         if self._closed:
             return
-        self._send(last)
         self._closed = True
+        try:
+            self._send(last)
+        except Unavailable as error:
+            log.debug("a stream is closed without a goodbye: %s", error)
         if self._task is not None:
             task = self._task
             asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, task.cancel)
