@@ -12,7 +12,7 @@ from orchestrator.peers import Feed, Peers
 from orchestrator.placement import Room, Wanted
 from orchestrator.tuning import REASONS
 from outrider.backoff import Backoff
-from outrider.errors import InvalidRequest, StoreUnavailable, Unavailable
+from outrider.errors import InvalidRequest, StoreError, Unavailable
 from outrider.ids import Generation, WorkerId
 from outrider.messages import WorkerDescription
 
@@ -87,7 +87,7 @@ class Search:
                 self._job.drafter_kind, length, unwanted, predicted=predicted, session_id=session_id, insists=insists
             )
             worker, _ = await self._placement.choose_drafter(self._peers.verifier, wanted)
-        except StoreUnavailable as error:
+        except StoreError as error:
             log.debug("no search for a draft worker: %s", error)
             worker = None
         finally:
@@ -106,7 +106,7 @@ class Search:
         """Whether another verifier could take the generation to its end."""
         try:
             found = await self._placement.verifiers(self._job.state.model)
-        except StoreUnavailable as error:
+        except StoreError as error:
             log.debug("no search for another verifier: %s", error)
             return False
         final_len, name = self._job.final_len, leaving.worker_id
@@ -127,7 +127,7 @@ class Search:
                 worker = await self._placement.choose_verifier(
                     state.model, exclude, fingerprint=state.fingerprint, room=room
                 )
-            except (InvalidRequest, Unavailable, StoreUnavailable) as error:
+            except (InvalidRequest, Unavailable, StoreError) as error:
                 pause_s = backoff.next_s()
                 if time.monotonic() + pause_s > give_up_s:
                     log.warning("no verifier was found: %s", error)

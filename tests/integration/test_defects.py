@@ -1,0 +1,61 @@
+"""What a defect costs, and a part that talks nonsense: one generation at most, counted, and nothing is left behind."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.app import OrchestratorApp
+from outrider.client import Client
+from outrider.errors import StoreError
+from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
+from outrider.messages import SamplingParams, WorkerDescription
+from tests.integration.cluster_bench import Bench, Running, hear
+
+
+@pytest.fixture
+async def bench(valkey_url: str) -> AsyncIterator[Bench]:
+    async with Bench(valkey_url) as made:
+        yield made
+
+
+def ask(**fields: Any) -> GenerationRequest:
+    known: dict[str, Any] = {
+        "max_tokens": 40, "sampling": SamplingParams(temperature=0.0), "ignore_eos": True,
+        "speculation": SpeculationChoice(gamma=4, window=8), **fields,
+    }  # fmt: skip
+    return GenerationRequest(TextPrompt("the cat sat on "), **known)
+
+
+async def slow(bench: Bench, *drafters: Running, **settings: Any) -> tuple[OrchestratorApp, Client]:
+    verifier, _ = await bench.verifier(toy_delay_s=0.01)
+    _, app, client = await bench.orchestrator([verifier], list(drafters), **settings)
+    return app, client
+
+
+class Refusing:
+    """Workers of a registry that refuses to tell of draft workers."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self.refuses = source, False
+
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        if self.refuses and role == "draft":
+            raise StoreError("the session store refused workers: no permission")
+        return await self._source.workers(role)  # type: ignore[no-any-return]
+
+
+async def test_a_store_that_refuses_to_tell_of_draft_workers_costs_speed_alone(bench: Bench) -> None:
+    drafter, _ = await bench.drafter()
+    app, client = await slow(bench, drafter, drafter_retry_s=0.05)
+    twin = await hear(client, ask())
+    assert app.sessions is not None
+    placement = app.sessions.tools.placement
+    placement._source = source = Refusing(placement._source)
+    events = []
+    async for event in client.generate(ask()):
+        events.append(event)
+        if isinstance(event, Started):
+            source.refuses = True
+            await drafter.kill()
+    assert [token for each in events for token in getattr(each, "token_ids", ())] == twin.token_ids
