@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -192,7 +193,7 @@ class Placement:
         self.breakers = breakers or Breakers()
         self.steering = steering or Steering(Metrics())
         self._lot = lot or random.Random()
-        self._probes: dict[WorkerId, asyncio.Lock] = {}
+        self._probes: WeakValueDictionary[WorkerId, asyncio.Lock] = WeakValueDictionary()
         self._chosen: deque[tuple[float, WorkerId]] = deque()
         self._unseen: Counter[WorkerId] = Counter()
         """Of `_chosen`, by worker."""
