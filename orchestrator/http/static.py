@@ -1,4 +1,4 @@
-"""The web page's files, with headers that keep a browser from loading or running anything else."""
+"""The web page's files; what keeps a browser from loading or running anything else is `orchestrator.http.guard`'s."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -6,26 +6,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        # No text may become markup, whatever a script does with it.
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
 HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     # Asked for again each time, so that a page of one version never runs with scripts of another.
     "cache-control": "no-cache",

@@ -1,4 +1,4 @@
-"""What stands before the HTTP application counts every response, whatever became of it."""
+"""What stands before the HTTP application: it counts every response, and binds browsers."""
 
 import asyncio
 from typing import NoReturn
@@ -17,6 +17,20 @@ from orchestrator.metrics import Metrics
 def counted(metrics: Metrics, route: str, status: str) -> float:
     labels = {"route": route, "status": status}
     return metrics.registry.get_sample_value("outrider_http_responses_total", labels) or 0.0
+
+
+@pytest.mark.parametrize("path", ["/", "/main.js", "/health", "/v1/models", "/nothing"])
+async def test_every_response_keeps_a_browser_from_loading_or_running_anything_else(path: str) -> None:
+    metrics = Metrics()
+    guarded = Guard(make_app(Front(metrics, lambda: "")), HttpLimits(), metrics.http_responses)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://here") as http:
+        headers = (await http.get(path)).headers
+    policy = headers["content-security-policy"].split("; ")
+    assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+    assert "require-trusted-types-for 'script'" in policy
+    assert not [part for part in policy if "unsafe" in part or ":" in part], "nothing from elsewhere"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
 
 
 async def test_a_response_to_a_defect_is_counted_too() -> None:
