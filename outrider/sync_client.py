@@ -40,7 +40,11 @@ class SyncClient:
             return Client(addresses, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
 
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(made())
+        try:
+            self._client = self._runner.run(made())
+        except BaseException:
+            self._runner.close()
+            raise
 
     def __enter__(self) -> Self:
         """Return the client."""
