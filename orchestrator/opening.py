@@ -22,6 +22,7 @@ from orchestrator.quotas import Ticket
 from orchestrator.replaying import can_redraw, check_position, replay, told
 from orchestrator.requests import Defaults, check, check_length, choose_mode, session_key, with_ends
 from orchestrator.text import Detokenizer
+from orchestrator.tokenizing import Tokenizing
 from outrider.errors import DataLoss, InvalidRequest, OutriderError, Unavailable
 from outrider.generation import (
     Chunk,
@@ -30,8 +31,6 @@ from outrider.generation import (
     GenerationRequest,
     ResumeFrom,
     Started,
-    TextPrediction,
-    TextPrompt,
     Usage,
 )
 from outrider.grammar import Grammars
@@ -41,11 +40,6 @@ from outrider.store.errors import SessionNotFound
 from outrider.store.records import NO_WORKER, Lease, LogSlice, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
-
-LONG_TEXT = 2000
-"""Characters from which on a prompt is tokenized on another thread."""
-MAX_ENCODING = 2
-"""Prompts that are tokenized on other threads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class Opening:
         """
         self._language, self._tools, self._defaults, self._name = language, tools, defaults, name
         self._grammars = Grammars(language.encoder, language.vocabulary.size)
-        self._encoding = asyncio.Semaphore(MAX_ENCODING)
+        self._tokenizing = Tokenizing(language)
 
     # -- a new generation ------------------------------------------------------------------------------------------
 
@@ -104,7 +98,7 @@ class Opening:
             await asyncio.to_thread(self._grammars.begin, request.sampling)
         if request.session_id:
             return await self._continue(request, started_s, ticket)
-        prompt = await self._encode(request)
+        prompt = await self._tokenizing.prompt(request.prompt)
         room = self._room(request, len(prompt))
         verifier = await self._tools.placement.choose_verifier(self._language.model, room=room)
         state = await self._state(request, len(prompt), verifier, ticket)
@@ -133,7 +127,7 @@ class Opening:
         store, session_id = self._tools.store, request.session_id
         before, logged = await asyncio.gather(store.read_state(session_id), store.read_log(session_id))
         self._require_model(before.model)
-        prompt = await self._encode(request, logged.token_ids)
+        prompt = await self._tokenizing.prompt(request.prompt, logged.token_ids)
         length = logged.length + len(prompt)
         resident = await self._resident(session_id, before)
         verifier = await self._tools.placement.choose_verifier(
@@ -174,7 +168,7 @@ class Opening:
             stop_ids=tuple(sorted({*request.stop_token_ids, *(() if request.ignore_eos else self._language.end_ids)})),
             speculation=request.speculation,
             drafter_kind=request.drafter,
-            prediction=await self._predicted(request),
+            prediction=await self._tokenizing.prediction(request.prediction),
             return_origin=request.return_token_origin,
             request_id=request.request_id,
             skip_special_tokens=request.skip_special_tokens,
@@ -209,7 +203,8 @@ class Opening:
             state, logged = await asyncio.gather(store.read_state(asked.session_id), store.read_log(asked.session_id))
             check_position(asked.next_position, state)
             commit = self._commit(state, logged.token_ids[: state.prompt_len], asked.next_position)
-            outcome = replay(commit, state, logged, await self._logprobs(asked.session_id, state))
+            logprobs = await self._logprobs(asked.session_id, state)
+            outcome = await asyncio.to_thread(replay, commit, state, logged, logprobs)  # thousands of tokens, perhaps
             seen = visible(outcome.chunk, asked.next_position)
             if state.status is SessionStatus.FINISHED or outcome.finish is not None:
                 return await self._over(asked.session_id, lease, state, outcome, seen)
@@ -278,20 +273,6 @@ class Opening:
     def _require_model(self, model: str) -> None:
         if model not in ("", self._language.model):
             raise InvalidRequest("model", model, f"{self._language.model!r}, or nothing")
-
-    async def _encode(self, request: GenerationRequest, after: Sequence[int] = ()) -> tuple[int, ...]:
-        """Tokenize, on another thread where that takes long; few at once, for templates hold up the event loop."""
-        if isinstance(request.prompt, TextPrompt) and len(request.prompt.text) < LONG_TEXT:
-            return self._language.encode(request.prompt, after=after)
-        async with self._encoding:
-            return await asyncio.to_thread(self._language.encode, request.prompt, after=after)
-
-    async def _predicted(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Tokenize what is expected, on another thread where that takes long."""
-        prediction = request.prediction
-        if isinstance(prediction, TextPrediction) and len(prediction.text) >= LONG_TEXT:
-            return await asyncio.to_thread(self._language.encode_prediction, prediction)
-        return self._language.encode_prediction(prediction)
 
     def _room(self, request: GenerationRequest, prompt_len: int) -> Room:
         """Return what a request needs of a verifier's context."""

@@ -24,7 +24,10 @@ def check_position(position: int, state: SessionState) -> None:
 
 
 def replay(commit: Commit, state: SessionState, logged: LogSlice, logprobs: Sequence[TokenLogprobs]) -> Outcome:
-    """Give the committer what the log holds of the generation, with log-probabilities where there is one for each."""
+    """Give the committer what the log holds of the generation, with log-probabilities where there is one for each.
+
+    Takes a while for a long one: its text is made token by token.
+    """
     token_ids = logged.token_ids[state.prompt_len :]
     raw = logged.kinds[state.prompt_len :]
     kinds = tuple(map(TokenKind, raw)) if raw and all(raw) else ()
