@@ -29,7 +29,7 @@ PARTS = ("state", "log", "classes", "kinds", "kv")
 MAX_KV_LOCATIONS = 8
 """Workers in a session's KV directory; the longest unused go first."""
 REMEMBERED_MS = 3_600_000
-"""Time that a deletion is remembered; no generation outlives it."""
+"""Time that a deletion is remembered: far more than a lease holder, who renews every few seconds, takes to see it."""
 
 
 class SessionStore:

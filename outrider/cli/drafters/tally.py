@@ -182,8 +182,6 @@ class Measured:
     times: Costs
     best: Speculation
     """What the latency model makes of it; not enabled: nothing is faster than plain decoding."""
-    plain_rates: tuple[float, ...]
-    """Tokens per second of plain decoding, one per prompt with an answer long enough."""
     ways: tuple[Way, ...]
 
     @property
@@ -219,7 +217,7 @@ def measured(drafter: str, asked: Asked, trial_gamma: int, max_gamma: int) -> Me
         ways.append(_way(name, answers, asked.plain, speed_up))
     return Measured(
         drafter, trial.alpha, tuple(trial.tested_by_position), tuple(trial.accepted_by_position),
-        trial.undrafted_share, times, best, tuple(each.rate for each in asked.plain if each.rate), tuple(ways),
+        trial.undrafted_share, times, best, tuple(ways),
     )  # fmt: skip
 
 
