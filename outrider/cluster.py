@@ -138,7 +138,8 @@ class LocalCluster:
             specs: its services; at least one orchestrator.
             store_url: Redis or Valkey to use; empty: an embedded server that lives as long as the cluster.
             data_dir: folder in which the embedded server keeps its data; None: nowhere.
-            start_timeout_s: how long all services together may take until they have announced themselves.
+            start_timeout_s: how long all services together may take until they have announced themselves, and each
+                that is launched later.
             on_progress: told what is being waited for.
         """
         self._specs = specs
@@ -237,16 +238,20 @@ class LocalCluster:
             also: services without which there is nothing to wait for.
 
         Raises:
-            Unavailable: one of them ended first.
+            Unavailable: one of them ended first, or it has not announced itself in the time that a start may take.
         """
         service = self.services[name]
-        while True:
-            for each in (service, *also):
-                each.require_running()
-            for worker in await self.workers(service.spec.role):
-                if worker.worker_id == name:
-                    return worker
-            await asyncio.sleep(POLL_S)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while True:
+                    for each in (service, *also):
+                        each.require_running()
+                    for worker in await self.workers(service.spec.role):
+                        if worker.worker_id == name:
+                            return worker
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"{name} did not announce itself within {self._start_timeout_s:g} s") from None
 
     async def workers(self, role: str) -> list[WorkerDescription]:
         """Return what the registry knows of a role."""
