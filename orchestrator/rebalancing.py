@@ -83,12 +83,15 @@ class Rebalancer:
 
     async def move_one(self) -> Movable | None:
         """Move one generation if one should; return it."""
-        generations = list(self._running())
+        workers = await self._placement.workers("draft")
+        # Usually there is none, and nothing more is asked, however many generations run.
+        busy = {each.worker_id for each in workers if is_left(each, workers) and not self._was_left(each)}
+        generations = [generation for generation in self._running() if generation.drafter_id in busy]
         self._lot.shuffle(generations)
         for generation in generations:
             others = await self._placement.drafters(generation.verifier, generation.wanted)
             own = [worker for worker in others if worker.worker_id == generation.drafter_id]
-            if own and is_left(own[0], others) and not self._was_left(own[0]):
+            if own and is_left(own[0], others):
                 self._left[generation.drafter_id] = (own[0].load, time.monotonic())
                 log.info("a generation leaves the busy draft worker %s", generation.drafter_id)
                 generation.leave_drafter()
