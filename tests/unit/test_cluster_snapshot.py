@@ -123,10 +123,10 @@ def test_a_cluster_without_draft_workers_says_so() -> None:
 def test_reasons_to_draft_nothing_are_counted_over_the_callers_sessions() -> None:
     lately = Lately()
     follows = [begun(lately, str(n)) for n in range(4)]
-    for followed, reason in zip(follows, ("policy", "", "requested", "policy"), strict=True):
+    for followed, reason in zip(follows, ("below_plain", "", "requested", "below_plain"), strict=True):
         followed.course.off_reason = reason
     assert shown(seen(lately, *follows))["off"] == [
-        {"reason": "policy", "sessions": 2},
+        {"reason": "below_plain", "sessions": 2},
         {"reason": "requested", "sessions": 1},
     ]
 

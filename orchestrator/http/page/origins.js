@@ -17,7 +17,6 @@ const REASONS = {
   drafter_not_offered: "No draft worker offers the drafter that the request names.",
   drafter_set_aside: "Every drafter was measured slower than plain decoding, and is set aside for now.",
   vocabulary: "The draft workers speak other tokens than the verifier.",
-  policy: "Drafting was measured slower than plain decoding here; it is tried again from time to time.",
   below_plain: "Drafting was measured slower than plain decoding here; it is tried again from time to time.",
   passes_full: "The verifier’s passes are full: other sessions’ tokens bring more there than guesses would.",
   earlier_sessions: "Earlier sessions measured the drafter slower than plain decoding, and a trial would take long.",
