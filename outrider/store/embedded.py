@@ -233,16 +233,25 @@ async def _locked(folder: Path) -> int:
     Raises:
         ServerFailed: the folder cannot be used, or another server uses it.
     """
-    lock, give_up_s = _lock_file(folder), time.monotonic() + LOCK_TIMEOUT_S
+    lock = _lock_file(folder)
+    try:
+        await _lock(lock, folder)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+async def _lock(lock: int, folder: Path) -> None:
+    give_up_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() > give_up_s:
-                os.close(lock)
                 raise ServerFailed(f"another server uses the data folder {folder}") from error
         else:
-            return lock
+            return
         await asyncio.sleep(0.05)
 
 
