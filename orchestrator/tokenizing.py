@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from orchestrator.language import Language, Prompt
-from outrider.generation import TextPrediction, TextPrompt, TokenPrediction
+from outrider.generation import ChatPrompt, TextPrediction, TextPrompt, TokenPrediction, TokenPrompt
 
-LONG_TEXT = 2000
-"""Characters from which on a text is tokenized on another thread."""
+LONG = 2000
+"""Characters, or ids, from which on it is done on another thread; conversations always are."""
 MAX_AT_ONCE = 2
 """Texts that are tokenized on other threads at once."""
 
@@ -31,7 +31,7 @@ class Tokenizing:
         Raises:
             InvalidRequest: the prompt is empty, or a conversation that the model's template refuses.
         """
-        short = isinstance(prompt, TextPrompt) and len(prompt.text) < LONG_TEXT
+        short = not isinstance(prompt, ChatPrompt) and _size(prompt) < LONG
         return await self._done(short, lambda: self._language.encode(prompt, after=after))
 
     async def prediction(self, prediction: TextPrediction | TokenPrediction | None) -> Ids:
@@ -40,7 +40,7 @@ class Tokenizing:
         Raises:
             InvalidRequest: it has more tokens than allowed, or none.
         """
-        short = not isinstance(prediction, TextPrediction) or len(prediction.text) < LONG_TEXT
+        short = prediction is None or _size(prediction) < LONG
         return await self._done(short, lambda: self._language.encode_prediction(prediction))
 
     async def _done(self, short: bool, work: Callable[[], Ids]) -> Ids:
@@ -48,3 +48,7 @@ class Tokenizing:
             return work()
         async with self._places:
             return await asyncio.to_thread(work)
+
+
+def _size(given: TextPrompt | TokenPrompt | TextPrediction | TokenPrediction) -> int:
+    return len(given.text if isinstance(given, TextPrompt | TextPrediction) else given.token_ids)
