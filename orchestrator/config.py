@@ -1,9 +1,9 @@
 """Settings of an orchestrator: `OUTRIDER_ORCHESTRATOR_*` environment variables."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from orchestrator.flight.keeping import FlightSettings
 from orchestrator.http.limits import HttpLimits, Markers
@@ -15,8 +15,6 @@ from outrider.config import NameList, ServiceSettings
 from outrider.ids import Mode
 from outrider.messages import Speculation
 from outrider.model.names import DEFAULT_MODEL
-
-Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -48,9 +46,9 @@ class OrchestratorSettings(ServiceSettings):
     """Whether records hold token ids, text and log-probabilities; if not, only how many there were."""
     flight_files: int = Field(default=200, ge=1, le=100_000)
     """Records that stay in the folder; the oldest go."""
-    verify_addresses: Addresses = ()
+    verify_addresses: NameList = ()
     """Verifiers, comma-separated; empty: those in the registry."""
-    draft_addresses: Addresses = ()
+    draft_addresses: NameList = ()
     """Draft workers, comma-separated; only beside `verify_addresses`, since otherwise the registry is asked."""
     serve_tls_cert: str = ""
     """File with the certificate that clients see; with its key it turns on TLS for clients."""
@@ -140,14 +138,6 @@ class OrchestratorSettings(ServiceSettings):
     """Most time of one generation on a worker."""
     heartbeat_ttl_s: float = Field(default=5.0, gt=0)
     """How long an announcement in the registry holds; renewed three times as often."""
-
-    @field_validator("verify_addresses", "draft_addresses", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        """Take comma-separated addresses."""
-        if not isinstance(value, str):
-            return value
-        return tuple(part.strip() for part in value.split(",") if part.strip())
 
     @field_validator("draft_addresses")
     @classmethod
