@@ -108,10 +108,10 @@ class OrchestratorSettings(ServiceSettings):
     """Whether measurement changes how far is drafted."""
     speculation: bool = True
     """Whether anything is drafted; if not, all decode plain, whatever requests say."""
-    min_patience_s: float = Field(default=0.1, ge=0)
-    """Least time a verifier waits for a drafter."""
     max_patience_s: float = Field(default=2.0, ge=0)
-    """Most, and the time before restarts were measured."""
+    """Most time a verifier waits for a drafter, and the time before restarts were measured."""
+    min_patience_s: float = Field(default_factory=lambda earlier: min(0.1, float(earlier["max_patience_s"])), ge=0)
+    """Least; at most the longest, and 0.1 or that if unset."""
     session_ttl_s: float = Field(default=86_400.0, gt=0)
     """How long a session outlives its last change."""
     lease_ttl_s: float = Field(default=10.0, gt=0)
@@ -182,6 +182,15 @@ class OrchestratorSettings(ServiceSettings):
         if restart_gamma > gamma:
             raise ValueError(f"at most gamma ({gamma})")
         return restart_gamma
+
+    @field_validator("min_patience_s")
+    @classmethod
+    def _below_most(cls, min_patience_s: float, info: ValidationInfo) -> float:
+        """Require that the least patience is no longer than the longest, which would be all there ever is."""
+        most_s = info.data.get("max_patience_s", min_patience_s)
+        if min_patience_s > most_s:
+            raise ValueError(f"at most max_patience_s ({most_s:g})")
+        return min_patience_s
 
     def generations(self) -> Settings:
         """Return what concerns generations."""

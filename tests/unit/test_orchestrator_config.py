@@ -46,15 +46,23 @@ def test_an_unset_window_and_first_proposal_follow_gamma(
         ({"GAMMA": "20", "WINDOW": "8"}, "WINDOW", "at least gamma (20)"),
         ({"GAMMA": "2", "RESTART_GAMMA": "3"}, "RESTART_GAMMA", "at most gamma (2)"),
         ({"WINDOW": "3"}, "WINDOW", "at least gamma (4)"),
+        ({"MIN_PATIENCE_S": "5"}, "MIN_PATIENCE_S", "at most max_patience_s (2)"),
+        ({"MIN_PATIENCE_S": "0.5", "MAX_PATIENCE_S": "0.2"}, "MIN_PATIENCE_S", "at most max_patience_s (0.2)"),
     ],
 )
-def test_a_set_one_that_contradicts_gamma_is_refused_in_a_whole_sentence(
+def test_a_set_one_that_contradicts_another_is_refused_in_a_whole_sentence(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], field: str, allowed: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         load(monkeypatch, **variables)
     assert caught.value.field == PREFIX + field
     assert caught.value.message.endswith(f"is not allowed; expected {allowed}")
+
+
+def test_an_unset_least_patience_follows_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(monkeypatch).generations().limits.min_patience_s == 0.1
+    limits = load(monkeypatch, MAX_PATIENCE_S="0.05").generations().limits
+    assert (limits.min_patience_s, limits.max_patience_s) == (0.05, 0.05)
 
 
 def test_a_bad_gamma_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
