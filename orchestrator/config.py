@@ -1,5 +1,6 @@
 """Settings of an orchestrator: `OUTRIDER_ORCHESTRATOR_*` environment variables."""
 
+import math
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -191,6 +192,15 @@ class OrchestratorSettings(ServiceSettings):
         if min_patience_s > most_s:
             raise ValueError(f"at most max_patience_s ({most_s:g})")
         return min_patience_s
+
+    @field_validator("hand_over_after_s")
+    @classmethod
+    def _within_grace(cls, hand_over_after_s: float | None, info: ValidationInfo) -> float | None:
+        """Require that there is time left to send clients elsewhere: behind the grace they are cut off."""
+        grace_s = info.data.get("grace_s", math.inf)
+        if hand_over_after_s and hand_over_after_s >= grace_s:
+            raise ValueError(f"0, or less than grace_s ({grace_s:g})")
+        return hand_over_after_s
 
     def generations(self) -> Settings:
         """Return what concerns generations."""

@@ -46,6 +46,8 @@ def test_an_unset_window_and_first_proposal_follow_gamma(
         ({"GAMMA": "20", "WINDOW": "8"}, "WINDOW", "at least gamma (20)"),
         ({"GAMMA": "2", "RESTART_GAMMA": "3"}, "RESTART_GAMMA", "at most gamma (2)"),
         ({"WINDOW": "3"}, "WINDOW", "at least gamma (4)"),
+        ({"HAND_OVER_AFTER_S": "10"}, "HAND_OVER_AFTER_S", "0, or less than grace_s (10)"),
+        ({"HAND_OVER_AFTER_S": "3", "GRACE_S": "2"}, "HAND_OVER_AFTER_S", "0, or less than grace_s (2)"),
         ({"MIN_PATIENCE_S": "5"}, "MIN_PATIENCE_S", "at most max_patience_s (2)"),
         ({"MIN_PATIENCE_S": "0.5", "MAX_PATIENCE_S": "0.2"}, "MIN_PATIENCE_S", "at most max_patience_s (0.2)"),
     ],
