@@ -83,6 +83,7 @@ class Sessions:
         self._admission.close()
         for driver in self._running.values():
             driver.feed(Cancelled())
+        self._tasks = None  # what is being opened still comes too late
         await self._exits.aclose()
 
     def __len__(self) -> int:

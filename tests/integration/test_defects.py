@@ -1,5 +1,6 @@
 """What a defect costs, and a part that talks nonsense: one generation at most, counted, and nothing is left behind."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -7,10 +8,10 @@ import pytest
 
 from orchestrator.app import OrchestratorApp
 from outrider.client import Client
-from outrider.errors import StoreError
+from outrider.errors import StoreError, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
 from outrider.messages import SamplingParams, WorkerDescription
-from tests.integration.cluster_bench import Bench, Running, hear
+from tests.integration.cluster_bench import Bench, Running, hear, until
 
 
 @pytest.fixture
@@ -31,6 +32,32 @@ async def slow(bench: Bench, *drafters: Running, **settings: Any) -> tuple[Orche
     verifier, _ = await bench.verifier(toy_delay_s=0.01)
     _, app, client = await bench.orchestrator([verifier], list(drafters), **settings)
     return app, client
+
+
+class Gate:
+    """Workers that are told once a gate is open."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self.opened = source, asyncio.Event()
+
+    async def workers(self, role: str) -> Sequence[WorkerDescription]:
+        await self.opened.wait()
+        return await self._source.workers(role)  # type: ignore[no-any-return]
+
+
+async def test_a_generation_that_is_opened_while_the_process_ends_is_sent_elsewhere(bench: Bench) -> None:
+    app, client = await slow(bench)
+    sessions = app.sessions
+    assert sessions is not None
+    placement = sessions.tools.placement
+    placement._source = gate = Gate(placement._source)
+    asked = asyncio.create_task(hear(client, ask()))
+    await until(lambda: len(sessions) == 1)
+    await sessions.__aexit__()
+    gate.opened.set()
+    with pytest.raises(Unavailable, match="is stopping"):
+        await asked
+    assert (len(sessions), sessions.running()) == (0, [])
 
 
 class Refusing:
