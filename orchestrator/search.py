@@ -97,8 +97,13 @@ class Search:
             self._feed(DrafterChosen(worker.worker_id))
 
     async def hand_over(self, opened: Generation) -> None:
-        """Give up a verifier that is stopping as soon as there is another one; else it finishes within its grace."""
-        while not await self._has_other(self._peers.verifier):  # noqa: ASYNC110  (nothing announces verifiers)
+        """Give up a verifier that is stopping as soon as there is another one; else it finishes within its grace.
+
+        Args:
+            opened: its stream; one that is over leaves nothing to look for.
+        """
+        # Nothing announces verifiers.
+        while opened == self._peers.opened and not await self._has_other(self._peers.verifier):  # noqa: ASYNC110
             await asyncio.sleep(HAND_OVER_PAUSE_S)
         self._feed(VerifierLost(opened, "draining"))
 

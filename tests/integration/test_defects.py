@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from orchestrator.app import OrchestratorApp
+from orchestrator.job import Drained
 from outrider.client import Client
 from outrider.errors import StoreError, Unavailable
 from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
+from outrider.ids import Generation
 from outrider.messages import SamplingParams, WorkerDescription
 from tests.integration.cluster_bench import Bench, Running, hear, until
 
@@ -32,6 +34,19 @@ async def slow(bench: Bench, *drafters: Running, **settings: Any) -> tuple[Orche
     verifier, _ = await bench.verifier(toy_delay_s=0.01)
     _, app, client = await bench.orchestrator([verifier], list(drafters), **settings)
     return app, client
+
+
+async def test_nobody_looks_on_for_a_successor_of_a_verifier_that_is_replaced(bench: Bench) -> None:
+    app, client = await slow(bench)
+    assert app.sessions is not None
+    async for event in client.generate(ask()):
+        if isinstance(event, Started):
+            driver = app.sessions.running()[0]
+            before = len(driver._helpers)
+            driver.feed(Drained(Generation(0, 0)))
+            await until(driver._events.empty)
+            await asyncio.sleep(0.05)
+            assert len(driver._helpers) == before, "it would read the registry for as long as the generation runs"
 
 
 class Gate:
