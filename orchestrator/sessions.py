@@ -206,10 +206,9 @@ class Sessions:
     def _launch(self, opened: Opened, place: Place) -> Driver:
         if self._tasks is None:
             raise Unavailable("the orchestrator is stopping")
-        driver = Driver(opened.job, opened.commit, self._tools)
         session_id = opened.job.session_id
         self._take_over(session_id, opened.job.fence)
-        self._running[session_id] = driver
+        driver = self._running[session_id] = Driver(opened.job, opened.commit, self._tools)
 
         def forget(_: object) -> None:
             place.give_back()

@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
+from orchestrator.admission import Place
 from orchestrator.app import OrchestratorApp
 from orchestrator.job import Drained
+from orchestrator.opening import Opened
+from orchestrator.quotas import Ticket
 from outrider.client import Client
-from outrider.errors import StoreError, Unavailable
-from outrider.generation import GenerationRequest, SpeculationChoice, Started, TextPrompt
+from outrider.errors import LeaseLost, StoreError, Unavailable
+from outrider.generation import GenerationRequest, ResumeFrom, SpeculationChoice, Started, TextPrompt
 from outrider.ids import Generation
 from outrider.messages import SamplingParams, WorkerDescription
 from tests.integration.cluster_bench import Bench, Running, hear, until
@@ -73,6 +77,25 @@ async def test_a_generation_that_is_opened_while_the_process_ends_is_sent_elsewh
     with pytest.raises(Unavailable, match="is stopping"):
         await asked
     assert (len(sessions), sessions.running()) == (0, [])
+
+
+async def test_a_call_that_gives_way_to_a_newer_one_has_begun_nothing(bench: Bench) -> None:
+    app, client = await slow(bench)
+    assert app.sessions is not None
+    async with aclosing(client.generate(ask(max_tokens=400))) as events:
+        started = await anext(events)
+        assert isinstance(started, Started)
+        await anext(events)
+    await until(lambda: app.sessions is not None and not len(app.sessions))
+    asked, lately = ResumeFrom(started.session_id, started.prompt_len), app.sessions.tools.lately
+    older = await app.sessions._opening.resume(asked, 0.0, Ticket())
+    assert isinstance(older, Opened)
+    async with aclosing(client.resume(asked.session_id, asked.next_position)) as newer:
+        await anext(newer)
+        known = lately.courses
+        with pytest.raises(LeaseLost):
+            app.sessions._launch(older, Place(lambda: None))
+        assert lately.courses == known, "a generation that never ran is shown as one that is over"
 
 
 class Refusing:
