@@ -121,10 +121,8 @@ _FIELDS: Mapping[str, _Codec] = {
     "fingerprint": _TEXT,
     "status": _Codec(lambda value: _text(value.value), lambda raw: SessionStatus(raw.decode())),
     "finish_reason": _Codec(_json, lambda raw: None if raw == b"null" else FinishReason(int(raw))),
-    "attach_count": _INTEGER,
     "verifier_id": _TEXT,
     "draft_id": _TEXT,
-    "counters": _Codec(lambda value: _json(dict(value)), json.loads),
 }
 
 

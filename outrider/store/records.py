@@ -1,6 +1,5 @@
 """What the store holds of a session, as frozen values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,7 +16,6 @@ class SessionStatus(Enum):
 
     RUNNING = "running"
     FINISHED = "finished"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +58,9 @@ class SessionState:
     """Engine that the generation began on: a text is the same bit for bit on that one."""
     status: SessionStatus = SessionStatus.RUNNING
     finish_reason: FinishReason | None = None
-    attach_count: int = 0
-    """Drafters attached under the present lease: the second half of the generation."""
     verifier_id: WorkerId = NO_WORKER
     """Placement."""
     draft_id: WorkerId = NO_WORKER
-    counters: Mapping[str, int] = field(default_factory=dict)
-    """Running totals, by name."""
     owner: str = ""
     """Id of the API key that made the session, and alone may use it; empty: made without a key."""
 

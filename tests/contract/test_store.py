@@ -51,10 +51,8 @@ FULL_STATE = SessionState(
     fingerprint="avx512/2 .. 32",
     status=SessionStatus.FINISHED,
     finish_reason=FinishReason.LENGTH,
-    attach_count=4,
     verifier_id=WorkerId("v1"),
     draft_id=WorkerId("d1"),
-    counters={"drafted": 10, "accepted": 7},
 )
 
 
@@ -98,10 +96,10 @@ async def test_of_many_creators_at_once_exactly_one_wins(store: SessionStore) ->
 async def test_an_update_changes_the_named_fields_alone_and_may_be_repeated(store: SessionStore) -> None:
     lease = await create(store, FULL_STATE)
     changes: dict[str, Any] = {
-        "status": SessionStatus.FAILED,
+        "status": SessionStatus.RUNNING,
         "finish_reason": None,
         "seed": None,
-        "counters": {"a": 1},
+        "stop_ids": (7,),
     }
     for _ in range(2):
         await store.update_state(SESSION, lease.fence, **changes)
@@ -129,7 +127,7 @@ async def test_unknown_fields_are_refused_on_write_and_ignored_on_read(
     assert await store.read_state(SESSION) == replace(FULL_STATE, sampling=SamplingParams(temperature=0.5))
 
 
-@pytest.mark.parametrize("damage", [{b"model": None}, {b"mode": b"99"}, {b"sampling": b"{"}, {b"counters": b"\xff"}])
+@pytest.mark.parametrize("damage", [{b"model": None}, {b"mode": b"99"}, {b"sampling": b"{"}, {b"stop_ids": b"\xff"}])
 def test_a_state_that_cannot_be_read_says_so(damage: dict[bytes, bytes | None]) -> None:
     pairs = encode_state(FULL_STATE)
     raw: dict[bytes, Any] = {str(n).encode(): v for n, v in zip(pairs[::2], pairs[1::2], strict=True)} | damage
@@ -297,7 +295,7 @@ async def test_a_forced_lease_fences_the_old_owner_out_of_every_write(store: Ses
     assert new.fence > old.fence
     writes: list[Coroutine[Any, Any, object]] = [
         store.append(SESSION, old.fence, 3, [1], decode(1)),
-        store.update_state(SESSION, old.fence, status=SessionStatus.FAILED),
+        store.update_state(SESSION, old.fence, status=SessionStatus.FINISHED),
         store.put_kv_location(SESSION, old.fence, KvLocation(WorkerId("v"), 3)),
         store.renew_lease(SESSION, old.fence, 60.0),
         store.release_lease(SESSION, old.fence),
@@ -508,7 +506,7 @@ async def test_every_operation_on_an_unknown_session_says_not_found(store: Sessi
         store.append(SESSION, 1, 0, [1], decode(1)),
         store.read_log(SESSION),
         store.read_state(SESSION),
-        store.update_state(SESSION, 1, status=SessionStatus.FAILED),
+        store.update_state(SESSION, 1, status=SessionStatus.FINISHED),
         store.put_kv_location(SESSION, 1, KvLocation(WorkerId("v"), 3)),
         store.kv_locations(SESSION),
     ]
