@@ -89,9 +89,7 @@ class Driver:
         self._peers = Peers(job, tools, self.feed, self._trace.metadata)
         self._search = Search(job, tools, self._peers, self.feed)
         self._showing = Showing(job, self.feed, self._peers.arrivals, tools.metrics.overhead_s)
-        speculation, patience_s = self._tuning.speculation, self._tuning.patience_s
-        reason = self._tuning.reason
-        plan = Plan(job.fence, 0, job.token_ids, job.classes, job.final_len, speculation, patience_s, reason)
+        plan = Plan(job.fence, job.token_ids, job.classes, job.final_len, self._tuning.tuned)
         self._flights, self._flight = tools.flights, tools.flights.begin(job.session_id, job.fence, commit)
         self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation
         self._off_reason = ""

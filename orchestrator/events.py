@@ -60,6 +60,11 @@ class Tuned:
     reason: str = "below_plain"
     """Why nothing is drafted, where the choice is that: see `orchestrator.tuning`."""
 
+    @property
+    def off_reason(self) -> str:
+        """Why nothing is drafted; empty where something is."""
+        return "" if self.speculation.enabled else self.reason
+
 
 @dataclass(frozen=True, slots=True)
 class Logged:

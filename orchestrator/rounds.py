@@ -54,7 +54,7 @@ from orchestrator.events import (
 from outrider.errors import ProtocolError, Unavailable
 from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Generation, TokenClass, WorkerId
-from outrider.messages import DecodeAttach, DecodeProgress, DraftCommit, Speculation, Verdict, VerdictCause
+from outrider.messages import DecodeAttach, DecodeProgress, DraftCommit, Verdict, VerdictCause
 
 MAX_AHEAD_OF_LOG = 256
 """Tokens the verifier may commit beyond what is in the log."""
@@ -93,16 +93,12 @@ class Plan:
     """What is fixed when a generation starts."""
 
     fence: int
-    first_attach: int
-    """Attach count the session has reached before."""
     token_ids: tuple[int, ...]
     classes: tuple[TokenClass, ...]
     final_len: int
     """Position the generation may not pass: prompt + max_tokens, or the context."""
-    speculation: Speculation
-    patience_s: float
-    off_reason: str = "below_plain"
-    """Why the policy begins without drafts, where it does."""
+    tuned: Tuned
+    """The policy's first choice."""
 
 
 @dataclass(slots=True)
@@ -114,21 +110,18 @@ class Rounds:
     tokens: list[int] = field(init=False)
     generation: Generation = field(init=False)
     epoch: Epoch = field(init=False)
-    speculation: Speculation = field(init=False)
-    patience_s: float = field(init=False)
+    tuned: Tuned = field(init=False)
     logged_len: int = field(init=False)
     taken_len: int = field(init=False)
     off_reason: str = field(init=False, default="")
     """Why nothing is drafted now; empty while a drafter is attached."""
-    _policy_reason: str = field(init=False)
-    """Why the policy does not draft, when it does not."""
     _classes: list[TokenClass] = field(init=False)
     _phase: _Phase = field(init=False, default=_Phase.IDLE)
     _opened: Generation = field(init=False)
     _drafter: _Drafter | None = field(init=False, default=None)
     _verifier_id: WorkerId = field(init=False, default=WorkerId(""))
     _limit_told: int = field(init=False, default=0)
-    _tuned_told: tuple[Speculation, float] = field(init=False)
+    _tuned_told: Tuned = field(init=False)
     _outbox: deque[Chunk] = field(init=False, default_factory=deque)
     _finish: FinishReason | None = field(init=False, default=None)
     _expiries: int = field(init=False, default=0)
@@ -138,11 +131,10 @@ class Rounds:
     def __post_init__(self) -> None:
         """Start from the plan."""
         self.tokens = list(self.plan.token_ids)
-        self._policy_reason = self.plan.off_reason
         self._classes = list(self.plan.classes)
-        self.generation = self._opened = Generation(self.plan.fence, self.plan.first_attach)
+        self.generation = self._opened = Generation(self.plan.fence, 0)
         self.epoch = Epoch(self.generation)
-        self.speculation, self.patience_s = self._tuned_told = self.plan.speculation, self.plan.patience_s
+        self.tuned = self._tuned_told = self.plan.tuned
         self.logged_len = self.taken_len = len(self.tokens)
 
     @property
@@ -186,7 +178,6 @@ class Rounds:
             case VerifierLost() | VerifierChosen():
                 self._verifier_event(event, out)
             case Complete() | Cancelled() | Failed():
-                self._close(out)
                 self._end(_last_command(event), out)
             case _:
                 assert_never(event)
@@ -209,34 +200,23 @@ class Rounds:
             self._make_drafter(drafter_id)
         self._opened = self.generation
         self.epoch = Epoch(self.generation)
-        self._limit_told = self.commit_limit
-        self._tuned_told = (self.speculation, self.patience_s)
-        out.append(
-            OpenVerifier(
-                verifier_id,
-                self.generation,
-                drafter_id,
-                tuple(self.tokens),
-                tuple(self._classes),
-                self._limit_told,
-                self.speculation,
-                self.patience_s,
-            )
-        )
+        self._limit_told, self._tuned_told = self.commit_limit, self.tuned
+        log, told = (tuple(self.tokens), tuple(self._classes)), (self.tuned.speculation, self.tuned.patience_s)
+        out.append(OpenVerifier(verifier_id, self.generation, drafter_id, *log, self._limit_told, *told))
         self._open_drafter(self.epoch, out)
 
     def _make_drafter(self, worker_id: WorkerId) -> None:
         """Every drafter is the only one of its generation."""
         self.generation = Generation(self.generation.fence, self.generation.attach + 1)
         self._drafter = _Drafter(worker_id, self.generation)
-        self.off_reason = "" if self.speculation.enabled else self._policy_reason
+        self.off_reason = self.tuned.off_reason
         self._expiries = 0
 
     def _open_drafter(self, epoch: Epoch, out: list[Command]) -> None:
         if self._drafter is None or self._drafter.opened:
             return
         self._drafter.opened = True
-        out.append(OpenDrafter(self._drafter.worker_id, epoch, tuple(self.tokens), self.speculation))
+        out.append(OpenDrafter(self._drafter.worker_id, epoch, tuple(self.tokens), self.tuned.speculation))
 
     # -- commits ---------------------------------------------------------------------------------------------------
 
@@ -287,8 +267,11 @@ class Rounds:
         elif not drafter.opened:
             self._open_drafter(verdict.next_epoch, out)
         elif verdict.token_ids or verdict.cause != VerdictCause.ATTACHED:
-            commit = DraftCommit(verdict.next_epoch, start, tuple(self.tokens[start:]), self.speculation)
-            out.append(TellDrafter(commit))
+            self._commit_from(start, verdict.next_epoch, out)
+
+    def _commit_from(self, start: int, epoch: Epoch, out: list[Command]) -> None:
+        commit = DraftCommit(epoch, start, tuple(self.tokens[start:]), self.tuned.speculation)
+        out.append(TellDrafter(commit))
 
     def _patience_ran_out(self, verdict: Verdict) -> bool:
         """Count expiries in a row."""
@@ -309,9 +292,9 @@ class Rounds:
             self._tell_progress(out)
 
     def _tune(self, event: Tuned, out: list[Command]) -> None:
-        self.speculation, self.patience_s, self._policy_reason = event.speculation, event.patience_s, event.reason
+        self.tuned = event
         if self._drafter is not None:
-            self.off_reason = "" if event.speculation.enabled else event.reason
+            self.off_reason = event.off_reason
         self._tell_progress(out)
 
     def _tell_progress(self, out: list[Command]) -> None:
@@ -320,12 +303,12 @@ class Rounds:
             return
         limit = self.commit_limit
         moved = limit - self._limit_told
-        tuned = (self.speculation, self.patience_s)
-        if tuned == self._tuned_told and not (moved >= PROGRESS_STRIDE or (moved > 0 and limit == self.plan.final_len)):
+        matters = moved >= PROGRESS_STRIDE or (moved > 0 and limit == self.plan.final_len)
+        if self.tuned == self._tuned_told and not matters:
             return
-        self._limit_told, self._tuned_told = limit, tuned
-        progress = DecodeProgress(self.generation, self.logged_len, limit, self.speculation, self.patience_s)
-        out.append(TellVerifier(progress))
+        self._limit_told, self._tuned_told = limit, self.tuned
+        told = (self.tuned.speculation, self.tuned.patience_s)
+        out.append(TellVerifier(DecodeProgress(self.generation, self.logged_len, limit, *told)))
 
     # -- losing workers --------------------------------------------------------------------------------------------
 
@@ -340,9 +323,7 @@ class Rounds:
             case DrafterLost() if running and drafter is not None and drafter.generation == event.generation:
                 self._lose_drafter(drafter, event.reason, out)
             case DrafterAsked() if running and drafter is not None and drafter.generation == event.generation:
-                start = max(0, min(event.position, len(self.tokens)))
-                commit = DraftCommit(self.epoch, start, tuple(self.tokens[start:]), self.speculation)
-                out.append(TellDrafter(commit))
+                self._commit_from(max(0, min(event.position, len(self.tokens))), self.epoch, out)
             case _:
                 out.append(Count("late_event"))
 
@@ -372,10 +353,10 @@ class Rounds:
         """Pause, and ask for another verifier; the drafter is kept in mind for it."""
         self._reopens += 1
         out.append(Count("verifier_lost"))
-        self._close(out)
         if self._reopens > MAX_REOPENS:
             self._end(Fail(Unavailable(f"verifier lost {self._reopens} times, last: {reason}")), out)
             return
+        self._close(out)
         self._phase = _Phase.REOPENING
         out.append(ChooseVerifier(frozenset({self._verifier_id})))
 
@@ -387,7 +368,7 @@ class Rounds:
         self.generation = Generation(self.generation.fence, self.generation.attach + 1)
         drafter_id = self._drafter.worker_id if self._drafter is not None else None
         self._open_both(worker_id, drafter_id, out)
-        if drafter_id is None and self.speculation.enabled:
+        if drafter_id is None and self.tuned.speculation.enabled:
             out.append(ChooseDrafter(frozenset(self._lost_drafters)))
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -400,6 +381,7 @@ class Rounds:
             out.append(CloseVerifier())
 
     def _end(self, last: Finish | Fail, out: list[Command]) -> None:
+        self._close(out)
         self._phase = _Phase.OVER
         self._outbox.clear()
         out.append(last)

@@ -92,7 +92,6 @@ class Tuning:
     speculation: Speculation = field(init=False)
     patience_s: float = field(init=False)
     _restarts_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
-    _trips_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
     network_s: float = field(init=False, default=0.0)
     """Sum of the measured round trips."""
     _restarting: tuple[Epoch, float] | None = field(init=False, default=None)
@@ -158,9 +157,9 @@ class Tuning:
             self._planner.join()
 
     @property
-    def round_trip_s(self) -> float | None:
-        """Median of the measured round trips; None before the first."""
-        return _quantile(self._trips_s, 0.5) if self._trips_s else None
+    def tuned(self) -> Tuned:
+        """The present choice."""
+        return Tuned(self.speculation, self.patience_s, self.reason)
 
     # -- measurements ----------------------------------------------------------------------------------------------
 
@@ -177,7 +176,7 @@ class Tuning:
         self._restarting, self._proven = None, False
         self._reading_s = length / SLOW_READING
         self.patience_s = self.limits.max_patience_s
-        return Tuned(self.speculation, self.patience_s, self.reason)
+        return self.tuned
 
     def replaced(self, sort: str = "") -> None:
         """Another sort of drafter takes over: begin anew, also where the one before had been switched off."""
@@ -217,9 +216,7 @@ class Tuning:
         if committed.cause == VerdictCause.PATIENCE:
             self._ran_out()
         self._replan(committed, now_s)
-        if (self.speculation, self.patience_s) == before:
-            return None
-        return Tuned(self.speculation, self.patience_s, self.reason)
+        return None if (self.speculation, self.patience_s) == before else self.tuned
 
     def _ran_out(self) -> None:
         """Wait longer for a drafter that has shown it can deliver, and less and less for one that has not."""
@@ -243,7 +240,6 @@ class Tuning:
         # A pass that had begun before the proposal came is none of the restart's own.
         waited_s = max(0.0, waited_s - (0.0 if committed.from_ahead else committed.verify_s))
         trip_s = max(0.0, waited_s - committed.queue_s)
-        self._trips_s.append(trip_s)
         self.pace.observe_trip(trip_s)
         self.network_s += trip_s
         return waited_s

@@ -126,10 +126,7 @@ class TimedGeneration:
         self.tuning.begin(around.now_s, sort_of(job.drafter) if job.drafter is not None else "")
         self._witness = Witness(steering, self.tuning, job.drafter)
         classes = (TokenClass.PROMPT,) * len(job.token_ids)
-        plan = Plan(
-            job.fence, 0, job.token_ids, classes, job.final_len, self.tuning.speculation, self.tuning.patience_s,
-            self.tuning.reason,
-        )  # fmt: skip
+        plan = Plan(job.fence, job.token_ids, classes, job.final_len, self.tuning.tuned)
         self.rounds = Rounds(plan, Length(job.final_len))
         self._events: deque[Event] = deque()
         self._busy = False

@@ -15,7 +15,7 @@ import draft_service.window as window_module
 import orchestrator.rounds as rounds_module
 from draft_service import events as draft
 from draft_service.window import Window
-from orchestrator.events import OpenDrafter, OpenVerifier, Outcome
+from orchestrator.events import OpenDrafter, OpenVerifier, Outcome, Tuned
 from orchestrator.rounds import Rounds
 from outrider.generation import Chunk
 from outrider.ids import Epoch, FinishReason, Mode, SessionId, TokenClass, TokenKind, WorkerId
@@ -403,7 +403,7 @@ class OrchestratorPart:
 def plan_for(final_len: int, speculation: Any) -> rounds_module.Plan:
     """Return the plan of a generation behind the toy prompt."""
     classes = (TokenClass.PROMPT,) * len(PROMPT)
-    return rounds_module.Plan(1, 0, PROMPT, classes, final_len, speculation, 1.0)
+    return rounds_module.Plan(1, PROMPT, classes, final_len, Tuned(speculation, 1.0))
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

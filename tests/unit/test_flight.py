@@ -103,7 +103,7 @@ def flown(settings: FlightSettings | None = None, events: Sequence[Event] = ()) 
     flights = Flights(settings)
     flight = flights.begin(SessionId("s"), FENCE, Words())
     classes = (TokenClass.PROMPT,) * len(PROMPT)
-    rounds = Rounds(Plan(FENCE, 0, PROMPT, classes, 40, ON, 1.0), flight.recorder)
+    rounds = Rounds(Plan(FENCE, PROMPT, classes, 40, Tuned(ON, 1.0)), flight.recorder)
     said = [command for event in events or eventful() for command in flight.recorder.step(rounds, event)]
     return flights, flight, said
 
@@ -165,7 +165,7 @@ async def test_a_full_ring_forgets_the_beginning_and_can_still_be_run(tmp_path: 
 
 async def test_what_a_step_raises_is_part_of_the_record(tmp_path: Path) -> None:
     flights, flight, _ = flown(FlightSettings(folder=str(tmp_path)), [Started(VERIFIER, None)])
-    rounds = Rounds(Plan(FENCE, 0, PROMPT, (TokenClass.PROMPT,) * 4, 40, ON, 1.0), flight.recorder)
+    rounds = Rounds(Plan(FENCE, PROMPT, (TokenClass.PROMPT,) * 4, 40, Tuned(ON, 1.0)), flight.recorder)
     recorder = Recorder(Words(), 8, lambda: 1.0)
     recorder.step(rounds, Started(VERIFIER, None))
     with pytest.raises(ProtocolError):
@@ -202,7 +202,7 @@ async def test_what_ended_long_ago_is_let_go_of_whoever_holds_it(tmp_path: Path)
 
 
 def test_recording_changes_no_command_and_no_state() -> None:
-    plan = Plan(FENCE, 0, PROMPT, (TokenClass.PROMPT,) * 4, 40, ON, 1.0)
+    plan = Plan(FENCE, PROMPT, (TokenClass.PROMPT,) * 4, 40, Tuned(ON, 1.0))
     alone = Rounds(plan, Words())
     assert [command for event in eventful() for command in alone.step(event)] == flown(FlightSettings(folder="some"))[2]
 

@@ -82,7 +82,7 @@ class StopAt:
 
 
 def planned(final_len: int = 20) -> Rounds:
-    plan = Plan(3, 7, PROMPT, (TokenClass.PROMPT,) * len(PROMPT), final_len, ON, 1.0)
+    plan = Plan(3, PROMPT, (TokenClass.PROMPT,) * len(PROMPT), final_len, Tuned(ON, 1.0))
     return Rounds(plan, StopAt(final_len))
 
 
@@ -96,10 +96,10 @@ def generation(attach: int) -> Generation:
     return Generation(3, attach)
 
 
-FIRST = generation(8)
+FIRST = generation(1)
 
 
-def epoch(round_: int = 0, attach: int = 8) -> Epoch:
+def epoch(round_: int = 0, attach: int = 1) -> Epoch:
     return Epoch(generation(attach), round_)
 
 
@@ -186,7 +186,7 @@ def test_a_double_or_late_verdict_changes_nothing(late: Verdict) -> None:
 
 
 def test_a_verdict_of_another_stream_is_late() -> None:
-    assert tell(running(), verdict(4, (5,)), generation(7)) == [Count("late_verdict")]
+    assert tell(running(), verdict(4, (5,)), generation(0)) == [Count("late_verdict")]
 
 
 def test_a_verdict_that_overlaps_in_a_newer_epoch_adds_what_is_new() -> None:
@@ -316,19 +316,19 @@ def test_a_lost_drafter_is_replaced_in_new_generations_and_opened_by_the_verdict
     assert rounds.step(DrafterLost(FIRST, "gone")) == [
         Count("drafter_lost"),
         CloseDrafter(FIRST),
-        TellVerifier(DecodeAttach(generation(9), WorkerId(""))),
+        TellVerifier(DecodeAttach(generation(2), WorkerId(""))),
         ChooseDrafter(frozenset({WORKER})),
     ]
     assert rounds.off_reason == "drafter_gone"
-    assert rounds.step(DrafterChosen(OTHER)) == [TellVerifier(DecodeAttach(generation(10), OTHER))]
+    assert rounds.step(DrafterChosen(OTHER)) == [TellVerifier(DecodeAttach(generation(3), OTHER))]
     assert rounds.off_reason == ""
     # Verdicts from before and between are committed, and open nobody.
-    for before in (verdict(5, (6,), epoch(), epoch(1)), verdict(6, (), epoch(0, 9), cause=VerdictCause.ATTACHED)):
+    for before in (verdict(5, (6,), epoch(), epoch(1)), verdict(6, (), epoch(0, 2), cause=VerdictCause.ATTACHED)):
         assert not [c for c in tell(rounds, before) if isinstance(c, OpenDrafter | TellDrafter)]
-    attached = verdict(6, (), epoch(0, 10), cause=VerdictCause.ATTACHED)
-    assert tell(rounds, attached) == [OpenDrafter(OTHER, epoch(0, 10), (*PROMPT, 5, 6), ON)]
+    attached = verdict(6, (), epoch(0, 3), cause=VerdictCause.ATTACHED)
+    assert tell(rounds, attached) == [OpenDrafter(OTHER, epoch(0, 3), (*PROMPT, 5, 6), ON)]
     assert tell(rounds, attached) == []
-    assert only(tell(rounds, verdict(6, (7,), epoch(0, 10))), TellDrafter).commit.start == 6
+    assert only(tell(rounds, verdict(6, (7,), epoch(0, 3))), TellDrafter).commit.start == 6
 
 
 def test_no_other_drafter_to_be_had_means_going_on_without() -> None:
@@ -342,14 +342,14 @@ def test_a_drafter_lost_before_it_was_opened_is_not_closed() -> None:
     rounds = running()
     rounds.step(DrafterLost(FIRST, "gone"))
     rounds.step(DrafterChosen(OTHER))
-    commands = rounds.step(DrafterLost(generation(10), "gone"))
+    commands = rounds.step(DrafterLost(generation(3), "gone"))
     assert not [command for command in commands if isinstance(command, CloseDrafter)]
     assert only(commands, ChooseDrafter).exclude == {WORKER, OTHER}
 
 
 @pytest.mark.parametrize(
     "late",
-    [DrafterLost(generation(7), "x"), DrafterAsked(generation(7), 4), DrafterChosen(OTHER)],
+    [DrafterLost(generation(0), "x"), DrafterAsked(generation(0), 4), DrafterChosen(OTHER)],
     ids=["loss of another", "question of another", "nobody was asked for"],
 )
 def test_a_late_event_of_a_drafter_changes_nothing(late: Event) -> None:
@@ -395,15 +395,15 @@ def test_a_lost_verifier_is_replaced_and_both_are_opened_again_with_the_log() ->
     assert only(rounds.step(Logged(5)), Emit).chunk.token_ids == (5,), "what is in the log is shown meanwhile"
     opened, drafter = rounds.step(VerifierChosen(SPARE))
     assert isinstance(opened, OpenVerifier)
-    assert (opened.worker_id, opened.generation, opened.token_ids) == (SPARE, generation(10), (*PROMPT, 5))
+    assert (opened.worker_id, opened.generation, opened.token_ids) == (SPARE, generation(3), (*PROMPT, 5))
     assert opened.classes[-1] is TokenClass.DECODE
-    assert drafter == OpenDrafter(WORKER, epoch(0, 10), (*PROMPT, 5), ON)
-    assert rounds.step(DrafterAsked(generation(10), 5)) == [TellDrafter(DraftCommit(epoch(0, 10), 5, (), ON))]
+    assert drafter == OpenDrafter(WORKER, epoch(0, 3), (*PROMPT, 5), ON)
+    assert rounds.step(DrafterAsked(generation(3), 5)) == [TellDrafter(DraftCommit(epoch(0, 3), 5, (), ON))]
 
 
 def test_a_verifier_without_a_drafter_is_replaced_and_a_drafter_asked_for() -> None:
     rounds = running(drafter=None)
-    rounds.step(VerifierLost(generation(7), "gone"))
+    rounds.step(VerifierLost(generation(0), "gone"))
     assert rounds.step(DrafterChosen(OTHER)) == [Count("late_event")]
     opened, asked = rounds.step(VerifierChosen(SPARE))
     assert isinstance(opened, OpenVerifier)
@@ -413,7 +413,7 @@ def test_a_verifier_without_a_drafter_is_replaced_and_a_drafter_asked_for() -> N
 def test_with_speculation_off_no_drafter_is_asked_for() -> None:
     rounds = running(drafter=None)
     rounds.step(Tuned(OFF, 1.0))
-    rounds.step(VerifierLost(generation(7), "gone"))
+    rounds.step(VerifierLost(generation(0), "gone"))
     assert [type(command) for command in rounds.step(VerifierChosen(SPARE))] == [OpenVerifier]
 
 
@@ -434,6 +434,6 @@ def test_verifiers_may_be_lost_only_so_often() -> None:
     assert rounds.over
 
 
-@pytest.mark.parametrize("late", [VerifierLost(generation(7), "x"), VerifierChosen(SPARE)])
+@pytest.mark.parametrize("late", [VerifierLost(generation(0), "x"), VerifierChosen(SPARE)])
 def test_a_late_event_of_a_verifier_changes_nothing(late: Event) -> None:
     assert running().step(late) == [Count("late_event")]

@@ -55,7 +55,7 @@ class Session:
 def test_before_measurements_the_default_holds_and_patience_is_generous() -> None:
     tuning = Tuning(FREE, LIMITS)
     assert (tuning.speculation, tuning.patience_s) == (Speculation(4, 4, 8), LIMITS.max_patience_s)
-    assert tuning.round_trip_s is None
+    assert tuning.pace.trip_s is None
     assert tuning.pace.verify_s is None
 
 
@@ -159,7 +159,7 @@ def test_the_round_trip_is_what_a_restart_takes_beside_drafting_and_the_pass() -
     session = Session(SpeculationChoice(gamma=4))
     for _ in range(10):
         session.round(1, 2, restart_s=0.03 + 4 * 0.003 + 0.01)
-    assert abs((session.tuning.round_trip_s or 0.0) - 0.01) < 1e-9
+    assert abs((session.tuning.pace.trip_s or 0.0) - 0.01) < 1e-9
     assert abs(session.tuning.network_s - 0.1) < 1e-9
 
 
@@ -167,7 +167,7 @@ def test_a_verdict_of_another_epoch_ends_no_restart() -> None:
     tuning = Tuning(FREE, LIMITS)
     tuning.restarted(Epoch(Generation(1, 1), 5), 0.0)
     tuning.observe(committed(1, 1, epoch=4), 1.0)
-    assert tuning.round_trip_s is None
+    assert tuning.pace.trip_s is None
 
 
 def test_patience_follows_the_slowest_restarts_within_its_bounds() -> None:
