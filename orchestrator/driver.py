@@ -20,7 +20,6 @@ from orchestrator.events import (
     CloseDrafter,
     CloseVerifier,
     Command,
-    Complete,
     Count,
     DrafterAsked,
     DrafterChosen,
@@ -40,10 +39,10 @@ from orchestrator.events import (
     VerifierChosen,
 )
 from orchestrator.figures import Meter, round_of
-from orchestrator.job import Drained, Job, Reported, Scored, Tools
+from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
-from orchestrator.peers import Peers
+from orchestrator.peers import Fed, Peers
 from orchestrator.placement import PREDICTION, Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
@@ -53,7 +52,7 @@ from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
 from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
-from outrider.generation import Figures, Finished, GenerationEvent, Notice, Usage
+from outrider.generation import Figures, Finished, GenerationEvent, Notice, PromptLogprobs, Usage
 from outrider.ids import Epoch, WorkerId
 from outrider.messages import Verdict, WorkerDescription
 from outrider.store.records import KvLocation
@@ -77,7 +76,7 @@ class Driver:
             tools: what all generations of the process share.
         """
         self._job, self._commit, self._metrics, self._settings = job, commit, tools.metrics, tools.settings
-        self._events: asyncio.Queue[Event | Reported | Scored | Drained] = asyncio.Queue()
+        self._events: asyncio.Queue[Fed] = asyncio.Queue()
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs = tools.pass_costs
         self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
@@ -145,7 +144,7 @@ class Driver:
         session_id, text = self._job.session_id, "the orchestrator is stopping: resume the session at another one"
         self.feed(Failed(HandedOver(text, session_id, self._showing.length)))
 
-    def feed(self, event: Event | Reported | Scored | Drained) -> None:
+    def feed(self, event: Fed) -> None:
         """Add an event; never waits."""
         self._events.put_nowait(event)
 
@@ -193,8 +192,8 @@ class Driver:
             event = await self._events.get()
             if isinstance(event, Reported):
                 self._on_report(event)
-            elif isinstance(event, Scored):
-                await self._on_scored(event)
+            elif isinstance(event, PromptLogprobs):
+                self._showing.put(event)
             elif isinstance(event, Drained):
                 self._help(self._search.hand_over(event.opened))
             else:
@@ -281,15 +280,6 @@ class Driver:
             self._spoken.network_s.observe(self._tuning.network_s - trips_s)
         if tuned is not None:
             self.feed(tuned)
-
-    async def _on_scored(self, scored: Scored) -> None:
-        """Tell the client what is new of the prompt; where nothing else was asked for, that is all."""
-        scoring = self._peers.scoring
-        new = scoring.take(scored.scores) if scored.opened == self._peers.opened else None
-        if new is not None:
-            self._showing.put(new)
-        if not scoring.is_open and not self._job.state.max_tokens:
-            await self._step(Complete())
 
     def _on_report(self, report: Reported) -> None:
         self._spoken.drafted.inc(self._meter.add_status(report.generation, report.status))

@@ -10,7 +10,7 @@ from orchestrator.placement import Placement
 from orchestrator.tuning import Limits
 from outrider.generation import GenerationEvent, SpeculationChoice
 from outrider.ids import Generation, Mode, SessionId, TokenClass
-from outrider.messages import DraftStatus, PromptScores, WorkerDescription
+from outrider.messages import DraftStatus, WorkerDescription
 from outrider.noise import Purpose, derive_key
 from outrider.store.records import SessionState
 from outrider.store.sessions import SessionStore
@@ -96,14 +96,6 @@ class Job:
                 return derive_key(self.state.key, Purpose.FIELD)
             case Mode.REJECTION | Mode.BLOCK:
                 return derive_key(self.state.key, Purpose.DRAFT)
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The verifier whose stream was opened in that generation says what it makes of a part of the prompt."""
-
-    opened: Generation
-    scores: PromptScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 from orchestrator.drafting import only
 from orchestrator.events import (
     CloseDrafter,
+    Complete,
     DrafterLost,
     Event,
     Failed,
@@ -23,7 +24,7 @@ from orchestrator.events import (
     VerdictArrived,
     VerifierLost,
 )
-from orchestrator.job import Drained, Job, Reported, Scored, Tools
+from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.placement import PREDICTION
 from orchestrator.prompt_scores import PromptScoring
 from orchestrator.wire import Wire
@@ -40,6 +41,7 @@ from outrider.errors import (
     ProtocolError,
     Unavailable,
 )
+from outrider.generation import PromptLogprobs
 from outrider.ids import Generation, WorkerId
 from outrider.messages import (
     DecodeClose,
@@ -68,10 +70,14 @@ DecodeWire = Wire[DecodeRequestMessage, DecodeResponseMessage]
 DraftWire = Wire[DraftRequestMessage, DraftResponseMessage]
 
 
+Fed = Event | Reported | Drained | PromptLogprobs
+"""What happens to a generation: events of its machine, and what goes past that."""
+
+
 class Feed(Protocol):
     """Takes events; never waits."""
 
-    def __call__(self, event: Event | Reported | Scored | Drained) -> None:
+    def __call__(self, event: Fed) -> None:
         """Add an event to the driver's queue."""
         ...
 
@@ -208,7 +214,7 @@ class Peers:
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
         elif isinstance(heard, PromptScores):
-            self._feed(Scored(opened, heard))
+            self._scored(opened, heard)
         elif not isinstance(heard, Preparing):
             if opened == self.opened:
                 self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
@@ -217,6 +223,20 @@ class Peers:
             if heard.num_tested and heard.epoch.generation in self._drafts:
                 self._breakers.succeeded(self.drafter_id, self._draft_opened_s)
             self._feed(VerdictArrived(opened, heard))
+
+    def _scored(self, opened: Generation, scores: PromptScores) -> None:
+        """Pass on what is new of the prompt's scores; where nothing else was asked for, that is all."""
+        if opened != self.opened:
+            return
+        try:
+            new = self.scoring.take(scores)
+        except ProtocolError as error:
+            self._feed(VerifierLost(opened, error.message))
+            return
+        if new is not None:
+            self._feed(new)
+        if not self.scoring.is_open and not self._job.state.max_tokens:
+            self._feed(Complete())
 
     def _from_drafter(self, generation: Generation, heard: DraftResponseMessage) -> None:
         if isinstance(heard, Draining):

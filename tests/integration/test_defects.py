@@ -14,9 +14,9 @@ from orchestrator.opening import Opened
 from orchestrator.quotas import Ticket
 from outrider.client import Client
 from outrider.errors import LeaseLost, StoreError, Unavailable
-from outrider.generation import GenerationRequest, ResumeFrom, SpeculationChoice, Started, TextPrompt
+from outrider.generation import GenerationRequest, Notice, ResumeFrom, SpeculationChoice, Started, TextPrompt
 from outrider.ids import Generation
-from outrider.messages import SamplingParams, WorkerDescription
+from outrider.messages import PromptScores, SamplingParams, TokenLogprobs, WorkerDescription
 from tests.integration.cluster_bench import Bench, Running, hear, until
 
 
@@ -38,6 +38,20 @@ async def slow(bench: Bench, *drafters: Running, **settings: Any) -> tuple[Orche
     verifier, _ = await bench.verifier(toy_delay_s=0.01)
     _, app, client = await bench.orchestrator([verifier], list(drafters), **settings)
     return app, client
+
+
+async def test_a_verifier_whose_scores_of_a_prompt_make_no_sense_is_opened_again(bench: Bench) -> None:
+    app, client = await slow(bench)
+    twin = await hear(client, ask())
+    events = []
+    async for event in client.generate(ask()):
+        events.append(event)
+        if isinstance(event, Started):
+            assert app.sessions is not None
+            peers = app.sessions.running()[0]._peers
+            peers._from_verifier(peers.opened, PromptScores(event.prompt_len, (TokenLogprobs(-1.0),)))
+    assert [each.reason for each in events if isinstance(each, Notice)] == ["verifier_lost"]
+    assert [token for each in events for token in getattr(each, "token_ids", ())] == twin.token_ids
 
 
 async def test_nobody_looks_on_for_a_successor_of_a_verifier_that_is_replaced(bench: Bench) -> None:
