@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import replace
 from typing import Any, assert_never
 
 from orchestrator.commit import Commit
@@ -38,21 +37,20 @@ from orchestrator.events import (
     VerdictArrived,
     VerifierChosen,
 )
-from orchestrator.figures import Meter, round_of
+from orchestrator.figures import Meter, came_true, round_of
 from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
 from orchestrator.peers import Fed, Peers
-from orchestrator.placement import PREDICTION, Wanted
+from orchestrator.placement import Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.showing import Showing
 from orchestrator.steering import Witness, sort_of
 from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
-from outrider.alignment import num_agreeing
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
-from outrider.generation import Figures, Finished, GenerationEvent, Notice, PromptLogprobs, Usage
+from outrider.generation import Finished, GenerationEvent, Notice, PromptLogprobs, Usage
 from outrider.ids import Epoch, WorkerId
 from outrider.messages import Verdict, WorkerDescription
 from outrider.store.records import KvLocation
@@ -75,11 +73,12 @@ class Driver:
             commit: its committer, at the end of the log.
             tools: what all generations of the process share.
         """
-        self._job, self._commit, self._metrics, self._settings = job, commit, tools.metrics, tools.settings
+        self._job, self._commit, self._metrics = job, commit, tools.metrics
         self._events: asyncio.Queue[Fed] = asyncio.Queue()
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs = tools.pass_costs
-        self._tuning = Tuning(job.choice, tools.settings.limits, Pace(self._pass_costs.of(job.verifier.worker_id)))
+        pace = Pace(self._pass_costs.of(job.verifier.worker_id))
+        self._tuning = Tuning(job.state.speculation, tools.settings.limits, pace)
         self._tuning.begin(time.monotonic(), sort_of(job.drafter) if job.drafter is not None else "")
         self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
@@ -91,7 +90,6 @@ class Driver:
         plan = Plan(job.fence, job.token_ids, job.classes, job.final_len, self._tuning.tuned)
         self._flights, self._flight = tools.flights, tools.flights.begin(job.session_id, job.fence, commit)
         self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation
-        self._off_reason = ""
         self._helpers: set[asyncio.Task[None]] = set()
         self._told_epoch = Epoch()
         self._round_s = job.started_s
@@ -123,10 +121,7 @@ class Driver:
     @property
     def wanted(self) -> Wanted:
         """What the generation needs of a draft worker."""
-        drafter, worker = self._job.drafter_kind, self._peers.known.get(self._peers.drafter_id)
-        if not drafter and self._job.state.prediction and worker is not None and worker.offers(PREDICTION):
-            drafter = PREDICTION
-        return Wanted(drafter, len(self._rounds.tokens), session_id=self._job.session_id)
+        return self._search.as_now(len(self._rounds.tokens))
 
     @property
     def attached(self) -> WorkerDescription | None:
@@ -158,8 +153,8 @@ class Driver:
 
     async def run(self) -> None:
         """Run to the end; every error reaches the client, none the caller."""
-        ids = {"key": self.owner, "trace": self._trace.place.name if self._trace.place is not None else ""}
-        with log_ids(session=self._job.session_id, **{name: value for name, value in ids.items() if value}):
+        trace = self._trace.place
+        with log_ids(session=self._job.session_id, key=self.owner, trace=trace.name if trace is not None else ""):
             await self._run()
 
     async def _run(self) -> None:
@@ -296,9 +291,9 @@ class Driver:
     def _on_off_reason(self) -> None:
         """Count a change of why nothing is drafted."""
         reason = self._rounds.off_reason
-        if reason not in ("", self._off_reason):
+        if reason not in ("", self.course.off_reason):
             self._spoken.off.labels(reason).inc()
-        self._off_reason = self.course.off_reason = reason
+        self.course.off_reason = reason
 
     def _resident(self) -> KvLocation:
         """Return which KV of the session its verifier holds: all but the last token's."""
@@ -338,29 +333,15 @@ class Driver:
             self.feed(Failed(error))
 
     async def _watch(self) -> None:
-        """Look for a draft worker at intervals while there is none; give up a verifier that is silent for too long."""
+        """Look at intervals for a draft worker while there is none, and whether the verifier is silent."""
         while True:
             await asyncio.sleep(TICK_S)
             length = len(self._rounds.tokens)
             if self._search.due(self._rounds.off_reason):
                 self._help(self._search.drafter(length))
-            silent_s = time.monotonic() - self._peers.heard_s
-            if length >= self._rounds.commit_limit and not self._peers.scoring.is_open:
-                self._peers.heard_s = time.monotonic()
-            elif silent_s > self._settings.verdict_timeout_s:
-                self._peers.give_up_verifier()
+            self._peers.require_word(may_go_on=length < self._rounds.commit_limit)
 
     # -- the end ---------------------------------------------------------------------------------------------------
-
-    async def _figures(self) -> Figures:
-        """Return everything counted, and how much of the client's prediction came true: on a thread, it may be long."""
-        figures, state = self._meter.figures(time.monotonic()), self._job.state
-        if not state.prediction:
-            return figures
-        said = self._rounds.tokens[state.prompt_len :]
-        accepted = await asyncio.to_thread(num_agreeing, state.prediction, said)
-        rejected = len(state.prediction) - accepted
-        return replace(figures, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
 
     async def _end(self, last: Finish | Fail) -> None:
         """Leave the session in order, then tell the client."""
@@ -375,11 +356,13 @@ class Driver:
             await self._journal.release()
         outcome = last.reason.name.lower() if isinstance(last, Finish) else (error or last.error).reason.lower()
         self._metrics.generations.labels(outcome).inc()
-        figures = await self._figures()
+        figures, state = self._meter.figures(time.monotonic()), self._job.state
+        prompt_len, prediction = state.prompt_len, state.prediction
+        if prediction:  # on a thread: it may be long
+            figures = await asyncio.to_thread(came_true, figures, prediction, self._rounds.tokens[prompt_len:])
         self._metrics.total_s.observe(figures.total_s)
         self._trace.end(outcome, "" if error is None else error.message, figures)
         log.info("the generation ended (%s): %s", outcome, figures)
-        prompt_len = self._job.state.prompt_len
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len, min(prompt_len, self._meter.num_cached or 0))
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
         self._showing.put(finished or error or Internal("the generation ended without a reason"))

@@ -5,8 +5,9 @@ late verdict not at all. A proposal that was never tested counts as drafted, nev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outrider.alignment import num_agreeing
 from outrider.generation import Figures
 from outrider.ids import Epoch, Generation, TokenKind
 from outrider.messages import DraftStatus, Verdict, VerdictCause
@@ -196,9 +197,11 @@ class Meter:
         )
 
 
-def seconds_per_token(times_s: Sequence[float], tokens: Sequence[int]) -> float:
-    """Return the time of rounds divided by the tokens they committed; 0 for none."""
-    return _ratio(sum(times_s), sum(tokens))
+def came_true(figures: Figures, prediction: Sequence[int], said: Sequence[int]) -> Figures:
+    """Return figures with how much of a client's prediction came true; may take long for a long one."""
+    accepted = num_agreeing(prediction, said)
+    rejected = len(prediction) - accepted
+    return replace(figures, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
 
 
 def _ratio(part: float, whole: float) -> float:

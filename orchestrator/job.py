@@ -8,7 +8,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.pass_costs import CostsByVerifier
 from orchestrator.placement import Placement
 from orchestrator.tuning import Limits
-from outrider.generation import GenerationEvent, SpeculationChoice
+from outrider.generation import GenerationEvent
 from outrider.ids import Generation, Mode, SessionId, TokenClass
 from outrider.messages import DraftStatus, WorkerDescription
 from outrider.noise import Purpose, derive_key
@@ -70,12 +70,8 @@ class Job:
     drafter: WorkerDescription | None
     off_reason: str = ""
     """Why there is no drafter."""
-    choice: SpeculationChoice = field(default_factory=SpeculationChoice)
-    drafter_kind: str = ""
-    """Empty: any."""
     next_position: int = 0
     """The client has everything before this."""
-    return_origin: bool = False
     greeting: tuple[GenerationEvent, ...] = ()
     """What the client is told before anything happens."""
     started_s: float = 0.0

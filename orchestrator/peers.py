@@ -99,6 +99,7 @@ class Peers:
         """What has been told of the prompt."""
         self._placement, self._breakers = tools.placement, tools.placement.breakers
         self._timeout_s, self._metadata = tools.settings.generation_timeout_s, metadata
+        self._verdict_timeout_s = tools.settings.verdict_timeout_s
         self._dropped = tools.metrics.speculation.dropped
         self.known: dict[WorkerId, WorkerDescription] = {job.verifier.worker_id: job.verifier}
         """Workers that were chosen for this generation."""
@@ -110,7 +111,7 @@ class Peers:
         self.drafter_kind = ""
         self.opened = Generation()
         """Generation in which the open `Decode` stream was opened."""
-        self.heard_s = time.monotonic()
+        self._heard_s = time.monotonic()
         """When the verifier was last heard of, or opened."""
         self.arrivals: deque[tuple[int, float]] = deque()
         """Of verdicts whose tokens nobody has been shown yet: length of the session behind them, and when they came."""
@@ -126,7 +127,7 @@ class Peers:
         worker, opened = self.known[command.worker_id], command.generation
         opening = _decode_open(self._job, command, self.scoring)
         wire = DecodeWire(opening, decode_request_to_proto, decode_response_from_proto)
-        self._decode, self.verifier, self.opened, self.heard_s = wire, worker, opened, time.monotonic()
+        self._decode, self.verifier, self.opened, self._heard_s = wire, worker, opened, time.monotonic()
         self._decode_opened_s, self._has_spoken = self._breakers.now_s(), False
         self.arrivals.clear()
         stub = verify_pb2_grpc.VerifyServiceStub(self._placement.channels.to(worker.address, "verify"))
@@ -153,9 +154,20 @@ class Peers:
             self._dropped.labels("malformed").inc(self._decode.num_malformed)
             self._decode = None
 
-    def give_up_verifier(self) -> None:
-        """The verifier has been silent for too long; before its first word it may only have no room yet."""
-        self.heard_s = time.monotonic()
+    def require_word(self, *, may_go_on: bool) -> None:
+        """Give up a verifier that is silent for too long though it has something to do.
+
+        Before its first word it may only have no room yet: that is no failure of the worker.
+
+        Args:
+            may_go_on: whether it may commit more tokens.
+        """
+        now_s = time.monotonic()
+        if not (may_go_on or self.scoring.is_open):
+            self._heard_s = now_s
+        if now_s - self._heard_s <= self._verdict_timeout_s:
+            return
+        self._heard_s = now_s
         if self._decode is not None and self._has_spoken:
             self._breakers.failed(self.verifier.worker_id)
         self._feed(VerifierLost(self.opened, "silent"))
@@ -180,7 +192,7 @@ class Peers:
         """Return the one kind that should draft: asked for, or assigned in a split, which yields to a prediction."""
         job = self._job
         split = "" if job.state.prediction else self._placement.steering.policy.assigned(job.session_id)
-        return job.drafter_kind or split
+        return job.state.drafter_kind or split
 
     def tell_drafter(self, command: TellDrafter) -> None:
         """Say something on `Draft`."""
@@ -210,7 +222,7 @@ class Peers:
 
     def _from_verifier(self, opened: Generation, heard: DecodeResponseMessage) -> None:
         if opened == self.opened:
-            self.heard_s, self._has_spoken = time.monotonic(), True
+            self._heard_s, self._has_spoken = time.monotonic(), True
         if isinstance(heard, Draining):
             self._feed(Drained(opened))
         elif isinstance(heard, PromptScores):
@@ -219,7 +231,7 @@ class Peers:
             if opened == self.opened:
                 self._breakers.succeeded(self.verifier.worker_id, self._decode_opened_s)
                 if heard.token_ids:
-                    self.arrivals.append((heard.start + len(heard.token_ids), self.heard_s))
+                    self.arrivals.append((heard.start + len(heard.token_ids), self._heard_s))
             if heard.num_tested and heard.epoch.generation in self._drafts:
                 self._breakers.succeeded(self.drafter_id, self._draft_opened_s)
             self._feed(VerdictArrived(opened, heard))

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from orchestrator.events import DrafterChosen, VerifierChosen, VerifierLost
 from orchestrator.job import OFF_BY_CHOICE, Job, Tools
 from orchestrator.peers import Feed, Peers
-from orchestrator.placement import Room, Wanted
+from orchestrator.placement import PREDICTION, Room, Wanted
 from orchestrator.tuning import REASONS
 from outrider.backoff import Backoff
 from outrider.errors import InvalidRequest, StoreError, Unavailable
@@ -72,6 +72,13 @@ class Search:
             return False
         return time.monotonic() - self._looked_s >= self._settings.drafter_retry_s
 
+    def as_now(self, length: int) -> Wanted:
+        """Return what is needed of a draft worker that takes the place of the present one, with `length` tokens."""
+        state, worker = self._job.state, self._peers.known.get(self._peers.drafter_id)
+        follows = state.prediction and worker is not None and worker.offers(PREDICTION)
+        drafter = state.drafter_kind or (PREDICTION if follows else "")
+        return Wanted(drafter, length, session_id=self._job.session_id)
+
     async def drafter(self, length: int, exclude: Collection[WorkerId] = ()) -> None:
         """Look once for a draft worker, and say what was found.
 
@@ -81,11 +88,12 @@ class Search:
         """
         self._looking, self._looked_s = True, time.monotonic()
         try:
-            unwanted, predicted = {*exclude, *self._unwanted}, bool(self._job.state.prediction)
-            session_id, insists = self._job.session_id, self._job.choice.gamma is not None
+            state, unwanted = self._job.state, {*exclude, *self._unwanted}
+            predicted, insists = bool(state.prediction), state.speculation.gamma is not None
             wanted = Wanted(
-                self._job.drafter_kind, length, unwanted, predicted=predicted, session_id=session_id, insists=insists
-            )
+                state.drafter_kind, length, unwanted, predicted=predicted, session_id=self._job.session_id,
+                insists=insists,
+            )  # fmt: skip
             worker, _ = await self._placement.choose_drafter(self._peers.verifier, wanted)
         except StoreError as error:
             log.debug("no search for a draft worker: %s", error)

@@ -50,7 +50,7 @@ class Showing:
         """Show what the client does not have of a chunk."""
         end = chunk.start + len(chunk.token_ids)
         self.length = max(self.length, end)
-        seen = visible(chunk, self._job.next_position, with_kinds=self._job.return_origin)
+        seen = visible(chunk, self._job.next_position, with_kinds=self._job.state.return_origin)
         if seen is None:
             self._note_taken(end)
         else:

@@ -35,8 +35,8 @@ WAIT_BUCKETS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 @contextmanager
 def log_ids(**ids: str) -> Iterator[None]:
-    """Add ids to every record logged inside the block, by this task and the tasks it starts there."""
-    token = _ids.set({**_ids.get(), **ids})
+    """Add ids to every record logged inside the block, by this task and those it starts there; no empty ones."""
+    token = _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value}})
     try:
         yield
     finally:
