@@ -171,8 +171,7 @@ class Driver:
                     helper.cancel()
         except Exception as error:
             log.exception("the generation failed")
-            self._showing.put(failure := Internal(f"the generation failed: {error!r}"))
-            await self._flights.end(self._flight, "internal", failure)
+            await self._end_by_defect(Internal(f"the generation failed: {error!r}"))
         finally:
             self._trace.end("internal")
             self._tuning.end()
@@ -342,6 +341,13 @@ class Driver:
             self._peers.require_word(may_go_on=length < self._rounds.commit_limit)
 
     # -- the end ---------------------------------------------------------------------------------------------------
+
+    async def _end_by_defect(self, defect: Internal) -> None:
+        """Do what can be done without knowing what is broken."""
+        self._metrics.generations.labels("internal").inc()
+        await self._journal.release()
+        self._showing.put(defect)
+        await self._flights.end(self._flight, "internal", defect)
 
     async def _end(self, last: Finish | Fail) -> None:
         """Leave the session in order, then tell the client."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from orchestrator.app import OrchestratorApp
 from orchestrator.job import Drained
 from orchestrator.opening import Opened
 from orchestrator.quotas import Ticket
+from orchestrator.text import Decoder
 from outrider.client import Client
-from outrider.errors import LeaseLost, StoreError, Unavailable
+from outrider.errors import Internal, LeaseLost, StoreError, Unavailable
 from outrider.generation import GenerationRequest, Notice, ResumeFrom, SpeculationChoice, Started, TextPrompt
 from outrider.ids import Generation
 from outrider.messages import PromptScores, SamplingParams, TokenLogprobs, WorkerDescription
+from outrider.model.toy import ToyTokenizer
 from tests.integration.cluster_bench import Bench, Running, hear, until
 
 
@@ -38,6 +41,36 @@ async def slow(bench: Bench, *drafters: Running, **settings: Any) -> tuple[Orche
     verifier, _ = await bench.verifier(toy_delay_s=0.01)
     _, app, client = await bench.orchestrator([verifier], list(drafters), **settings)
     return app, client
+
+
+class Faulty(ToyTokenizer):
+    """A tokenizer that fails at one token."""
+
+    poison = -1
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        if token_ids and token_ids[-1] == self.poison:
+            raise RuntimeError("a defect")
+        return super().decode(token_ids, skip_special_tokens)
+
+
+async def test_a_generation_that_ends_by_a_defect_is_counted_and_gives_its_lease_up(bench: Bench) -> None:
+    app, client = await slow(bench)
+    said = (await hear(client, ask())).token_ids
+    assert app.sessions is not None
+    faulty, opening = Faulty(), app.sessions._opening
+    opening._language = replace(opening._language, decoder=Decoder(faulty))
+    prompt = opening._language.encode(ask().prompt)
+    faulty.poison = next(token for token in said if token not in prompt)
+    begun: list[Started] = []
+    with pytest.raises(Internal):
+        async for event in client.generate(ask()):
+            begun += [event] if isinstance(event, Started) else []
+    ended = app.metrics.registry.get_sample_value("outrider_generations_total", {"outcome": "internal"})
+    assert ended == 1
+    await until(lambda: app.sessions is not None and not len(app.sessions))
+    faulty.poison = -1
+    assert (await hear(client, ask(session_id=begun[0].session_id))).token_ids, "the lease is free at once"
 
 
 async def test_a_verifier_whose_scores_of_a_prompt_make_no_sense_is_opened_again(bench: Bench) -> None:
