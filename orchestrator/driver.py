@@ -46,9 +46,10 @@ from orchestrator.placement import Wanted
 from orchestrator.rounds import MOVED, Plan, Rounds
 from orchestrator.search import Search
 from orchestrator.showing import Showing
-from orchestrator.steering import Witness, sort_of
+from orchestrator.steering import Witness
 from orchestrator.traces import GenerationTrace
 from orchestrator.tuning import Tuning
+from outrider.drafter_policy import sort_of
 from outrider.errors import DataLoss, HandedOver, Internal, NotFound, OutriderError, ResourceExhausted, Unavailable
 from outrider.generation import Finished, GenerationEvent, Notice, PromptLogprobs, Usage
 from outrider.ids import Epoch, WorkerId

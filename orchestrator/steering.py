@@ -13,18 +13,10 @@ from orchestrator.figures import Round
 from orchestrator.metrics import Metrics
 from orchestrator.standings import Standings
 from orchestrator.tuning import Tuning
-from outrider.drafter_policy import DrafterPolicy
+from outrider.drafter_policy import STANDING, DrafterPolicy, sort_of
 from outrider.messages import WorkerDescription
 
 log = logging.getLogger(__name__)
-
-STANDING = "drafter:"
-"""Attributes of an orchestrator's description that begin so tell the standing of a sort, as JSON."""
-
-
-def sort_of(worker: WorkerDescription) -> str:
-    """Return what a draft worker is one of: its label, else its kind."""
-    return worker.label or worker.drafter
 
 
 class Witness:

@@ -16,6 +16,8 @@ from outrider.messages import WorkerDescription
 MAX_NAMES = 64
 MAX_NAME_CHARS = 256
 MAX_WEIGHT = 1_000_000
+STANDING = "drafter:"
+"""Attributes of an orchestrator's description that begin so tell the standing of a sort of drafters, as JSON."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """Id or label of a draft worker, or kind of drafter."""
@@ -87,6 +89,11 @@ _POLICIES = TypeAdapter(DrafterPolicy)
 def names_of(worker: WorkerDescription) -> tuple[str, ...]:
     """Return what a draft worker can be called: its id, its label, its kind, and the kinds that it composes."""
     return (worker.worker_id, worker.label, worker.drafter, *worker.drafters)
+
+
+def sort_of(worker: WorkerDescription) -> str:
+    """Return what a draft worker is one of: its label, else its kind."""
+    return worker.label or worker.drafter
 
 
 def split_of(shares: Sequence[str]) -> tuple[tuple[str, int], ...]:

@@ -31,8 +31,9 @@ from orchestrator.job import OFF_BY_CHOICE
 from orchestrator.pace import Pace
 from orchestrator.pass_costs import PassCosts
 from orchestrator.rounds import Plan, Rounds
-from orchestrator.steering import Steering, Witness, sort_of
+from orchestrator.steering import Steering, Witness
 from orchestrator.tuning import REASONS, Limits, Tuning
+from outrider.drafter_policy import sort_of
 from outrider.generation import Chunk, SpeculationChoice
 from outrider.ids import Epoch, FinishReason, Generation, SessionId, TokenClass, TokenKind, WorkerId
 from outrider.messages import DraftStatus, TokenLogprobs, Verdict, WorkerDescription

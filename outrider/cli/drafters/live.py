@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.keys import Store, required
-from outrider.drafter_policy import DrafterPolicy, names_of, split_of
+from outrider.drafter_policy import STANDING, DrafterPolicy, names_of, sort_of, split_of
 from outrider.errors import InvalidRequest
 from outrider.messages import WorkerDescription
 from outrider.store.connect import StoreClient, open_client
@@ -24,9 +24,6 @@ from outrider.store.registry import Registry
 
 console = Console(highlight=False)
 notes = Console(stderr=True, highlight=False)
-
-STANDING = "drafter:"
-"""Attributes of an orchestrator's description that begin so tell the standing of a sort of drafters, as JSON."""
 
 
 def list_(*, store: Store = "") -> None:
@@ -120,7 +117,7 @@ class Standings:
 
     def of(self, worker: WorkerDescription) -> Seen:
         """Return what is said of a worker's sort: its label, else its kind."""
-        said = self._said.get(worker.label or worker.drafter, [])
+        said = self._said.get(sort_of(worker), [])
         return Seen(
             sum(each["tested"] for each in said),
             sum(each["accepted"] for each in said),
