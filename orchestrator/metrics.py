@@ -45,68 +45,8 @@ class Metrics:
     def __init__(self) -> None:
         """Make a registry, with all counters at 0."""
         self.registry = CollectorRegistry()
-        self.speculation = SpeculationMetrics(self.registry)
+        self.speculation = spoken = SpeculationMetrics(self.registry)
         self.running = Gauge("outrider_num_requests_running", "Generations under way", registry=self.registry)
-        self.generations = Counter(
-            "outrider_generations", "Generations that ended, by outcome", ["outcome"], registry=self.registry
-        )
-        self.events = Counter(
-            "outrider_orchestrator_events",
-            "Lost workers and late messages, by kind",
-            ["event"],
-            registry=self.registry,
-        )
-        self.refused = Counter(
-            "outrider_refused_calls",
-            "Calls that were refused before a generation began, by limit of a key or by the error's reason",
-            ["reason"],
-            registry=self.registry,
-        )
-        self.http_responses = Counter(
-            "outrider_http_responses",
-            "Responses over HTTP, by route and status; one that the client did not wait for counts as 499",
-            ["route", "status"],
-            registry=self.registry,
-        )
-        self.drafter_out = Gauge(
-            "outrider_drafter_out",
-            "1 where new sessions get no such drafter, by name and reason: detached, below_plain",
-            ["drafter", "reason"],
-            registry=self.registry,
-        )
-        self.drafter_sessions = Counter(
-            "outrider_drafter_sessions", "Sessions given to draft workers, by sort", ["drafter"], registry=self.registry
-        )
-        self.drafter_tested = Counter(
-            "outrider_drafter_tested_tokens", "Draft tokens tested, by sort", ["drafter"], registry=self.registry
-        )
-        self._worker_tested = Counter(
-            "outrider_worker_tested_tokens", "Draft tokens tested, by draft worker", ["worker"], registry=self.registry
-        )
-        self._worker_accepted = Counter(
-            "outrider_worker_accepted_tokens",
-            "Draft tokens accepted, by draft worker",
-            ["worker"],
-            registry=self.registry,
-        )
-        self.drafter_accepted = Counter(
-            "outrider_drafter_accepted_tokens", "Draft tokens accepted, by sort", ["drafter"], registry=self.registry
-        )
-        self._circuits = Counter(
-            "outrider_circuit_changes",
-            "Changes of workers' circuit breakers, by worker and the state they are in since",
-            ["worker", "state"],
-            registry=self.registry,
-        )
-        self.flight_records = Counter(
-            "outrider_flight_records",
-            "Flight records written, by cause: error, demand",
-            ["cause"],
-            registry=self.registry,
-        )
-        self.rollbacks = Counter(
-            "outrider_rollbacks", "Epochs that ended with a rejection or a reset", registry=self.registry
-        )
         self.total_s = Histogram(
             "outrider_generation_seconds", "Arrival to end", registry=self.registry, buckets=WAIT_BUCKETS_S
         )
@@ -116,12 +56,40 @@ class Metrics:
             registry=self.registry,
             buckets=OVERHEAD_BUCKETS_S,
         )
-        self._kinds = {kind: self.speculation.tokens.labels(kind.name.lower()) for kind in TokenKind}
-        self._causes = {cause: self.speculation.epochs.labels(cause) for cause in _CAUSES}
-        positions, spoken = [str(position) for position in range(MAX_POSITION)], self.speculation
+        self.drafter_out = Gauge(
+            "outrider_drafter_out",
+            "1 where new sessions get no such drafter, by name and reason: detached, below_plain",
+            ["drafter", "reason"],
+            registry=self.registry,
+        )
+        counter = self._counter
+        self.generations = counter("generations", "Generations that ended, by outcome", "outcome")
+        self.events = counter("orchestrator_events", "Lost workers and late messages, by kind", "event")
+        what = "Calls that were refused before a generation began, by limit of a key or by the error's reason"
+        self.refused = counter("refused_calls", what, "reason")
+        what = "Responses over HTTP, by route and status; one that the client did not wait for counts as 499"
+        self.http_responses = counter("http_responses", what, "route", "status")
+        self.drafter_sessions = counter("drafter_sessions", "Sessions given to draft workers, by sort", "drafter")
+        self.drafter_tested = counter("drafter_tested_tokens", "Draft tokens tested, by sort", "drafter")
+        self.drafter_accepted = counter("drafter_accepted_tokens", "Draft tokens accepted, by sort", "drafter")
+        self._worker_tested = counter("worker_tested_tokens", "Draft tokens tested, by draft worker", "worker")
+        self._worker_accepted = counter("worker_accepted_tokens", "Draft tokens accepted, by draft worker", "worker")
+        what = "Changes of workers' circuit breakers, by worker and the state they are in since"
+        self._circuits = counter("circuit_changes", what, "worker", "state")
+        self.flight_records = counter("flight_records", "Flight records written, by cause: error, demand", "cause")
+        self.rollbacks = counter("rollbacks", "Epochs that ended with a rejection or a reset")
+        self._kinds = {kind: spoken.tokens.labels(kind.name.lower()) for kind in TokenKind}
+        self._causes = {cause: spoken.epochs.labels(cause) for cause in _CAUSES}
+        positions = [str(position) for position in range(MAX_POSITION)]
         self._accepted_at = [spoken.accepted_per_position.labels(position) for position in positions]
         self._tested_at = [spoken.tested_per_position.labels(position) for position in positions]
-        # A series that begins with its first event hides that event from `increase`: what alerts ask for begins at 0.
+        self._begin_at_0()
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{name}", what, labels, registry=self.registry)
+
+    def _begin_at_0(self) -> None:
+        """Show what alerts ask for from the start: a series that begins with an event hides it from `increase`."""
         for counter, values in (
             (self.generations, OUTCOMES),
             (self.events, EVENTS),
