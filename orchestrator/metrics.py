@@ -1,10 +1,12 @@
 """What an orchestrator counts, in a registry of its own. Ratios are queries; no label ever names a session."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from orchestrator.breakers import CLOSED, HALF_OPEN, OPEN
 from orchestrator.figures import Round
 from outrider.errors import LimitReached, OutriderError, Unauthenticated
 from outrider.ids import TokenKind, WorkerId
@@ -16,6 +18,8 @@ OVERHEAD_BUCKETS_S = (
 )  # fmt: skip
 MAX_POSITION = 32
 """Acceptance is counted per distance up to here."""
+MAX_WORKERS = 256
+"""Workers that have series of their own: they come back under other names, and nobody says which are gone for good."""
 OUTCOMES = (
     "stop",
     "length",
@@ -72,6 +76,7 @@ class Metrics:
         self.drafter_sessions = counter("drafter_sessions", "Sessions given to draft workers, by sort", "drafter")
         self.drafter_tested = counter("drafter_tested_tokens", "Draft tokens tested, by sort", "drafter")
         self.drafter_accepted = counter("drafter_accepted_tokens", "Draft tokens accepted, by sort", "drafter")
+        self._workers: OrderedDict[WorkerId, None] = OrderedDict()
         self._worker_tested = counter("worker_tested_tokens", "Draft tokens tested, by draft worker", "worker")
         self._worker_accepted = counter("worker_accepted_tokens", "Draft tokens accepted, by draft worker", "worker")
         what = "Changes of workers' circuit breakers, by worker and the state they are in since"
@@ -115,6 +120,7 @@ class Metrics:
 
     def count_circuit(self, worker_id: WorkerId, state: str) -> None:
         """Count a change of a worker's circuit: it is "open", "half_open" or "closed" since."""
+        self._heard_of(worker_id)
         self._circuits.labels(worker_id, state).inc()
 
     def count_round(self, committed: Round, distance: int, worker_id: WorkerId = WorkerId("")) -> None:
@@ -137,6 +143,7 @@ class Metrics:
             for position in range(distance, min(distance + committed.num_accepted, MAX_POSITION)):
                 self._accepted_at[position].inc()
             if worker_id:
+                self._heard_of(worker_id)
                 self._worker_tested.labels(worker_id).inc(committed.num_tested)
                 self._worker_accepted.labels(worker_id).inc(committed.num_accepted)
             for position in range(distance, min(distance + committed.num_tested, MAX_POSITION)):
@@ -146,3 +153,20 @@ class Metrics:
             spoken.queue_s.observe(committed.queue_s)
         for kind in set(committed.kinds):
             self._kinds[kind].inc(committed.kinds.count(kind))
+
+    def _heard_of(self, worker_id: WorkerId) -> None:
+        """Let go of the series of the worker that was heard of longest ago, where there are too many."""
+        self._workers[worker_id] = None
+        self._workers.move_to_end(worker_id)
+        if len(self._workers) > MAX_WORKERS:
+            gone, _ = self._workers.popitem(last=False)
+            _forget(self._worker_tested, gone)
+            _forget(self._worker_accepted, gone)
+            for state in (OPEN, HALF_OPEN, CLOSED):
+                _forget(self._circuits, gone, state)
+
+
+def _forget(counter: Counter, *labels: str) -> None:
+    """Let go of a series, if there is one."""
+    with suppress(KeyError):
+        counter.remove(*labels)
