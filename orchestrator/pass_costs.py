@@ -50,7 +50,9 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
-        """Of the model, by class."""
+        """Of the model, by class; of a session by itself while it is drafted for."""
+        self._plain_s: deque[float] = deque(maxlen=MEMORY)
+        """Of a session by itself that nobody drafts for: a draft worker may share memory or cores with the verifier."""
         self._lately: deque[tuple[float, float, float | None]] = deque(maxlen=MEMORY)
         """When, sessions in the pass, and what a restart waited, if one ended."""
         self.alpha = AlphaEstimator(memory_tests=1000.0)
@@ -76,9 +78,22 @@ class PassCosts:
         waits_s = [waited_s for _, waited_s in seen if waited_s is not None]
         return median(load for load, _ in seen), median(waits_s) if waits_s else None
 
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """Take the figures of a pass; those of no pass change nothing."""
-        if num_rows > 0 and seconds > 0.0:
+    @property
+    def plain_s(self) -> float | None:
+        """Seconds of a pass of a session by itself that nobody drafts for; None: none was seen."""
+        return median(self._plain_s) if self._plain_s else None
+
+    def observe(self, num_rows: int, seconds: float, *, is_plain: bool = False) -> None:
+        """Take the figures of a pass; those of no pass change nothing.
+
+        Args:
+            num_rows: of all sessions.
+            seconds: of the model.
+            is_plain: whether nobody drafts for the session, which has the pass for itself.
+        """
+        if num_rows == 1 and is_plain and seconds > 0.0:
+            self._plain_s.append(seconds)
+        elif num_rows > 0 and seconds > 0.0:
             self._seconds.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
 
     def load(self, now_s: float) -> float | None:
@@ -86,9 +101,14 @@ class PassCosts:
         near = self.neighbours(now_s)
         return None if near is None else near[0]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no pass was measured, or none that told its rows."""
+        return not self._seconds and not self._plain_s
+
     def has_seen(self, num_rows: int) -> bool:
         """Whether a pass of so many rows, >= 1, was measured, or one padded to as many; if no rows are told, it was."""
-        return not self._seconds or _class_of(num_rows) in self._seconds
+        return self.is_empty or _class_of(num_rows) in self._seconds
 
     def by_rows(self) -> Callable[[int], float] | None:
         """Return the seconds of passes by their rows, >= 1, of all sessions; None: nothing was measured."""
@@ -135,9 +155,10 @@ class PassCosts:
     def _rising(self) -> list[tuple[int, float]]:
         """Return the classes seen and their medians, none lower than a smaller class's."""
         known: list[tuple[int, float]] = []
-        for size in sorted(self._seconds):
+        seen = self._seconds if 1 in self._seconds or not self._plain_s else {1: self._plain_s, **self._seconds}
+        for size in sorted(seen):
             floor = known[-1][1] if known else 0.0
-            known.append((size, max(floor, median(self._seconds[size]))))
+            known.append((size, max(floor, median(seen[size]))))
         return known
 
 

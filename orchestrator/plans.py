@@ -105,7 +105,10 @@ class Planner:
     @property
     def knows_plain(self) -> bool:
         """Whether passes without drafts were seen, without which nothing can be said of what drafting gains."""
-        return self._pace.passes.has_seen(max(1, round(self._pace.load())))
+        passes = self._pace.passes
+        if self.is_beside:
+            return passes.has_seen(round(self._pace.load()))
+        return passes.plain_s is not None or passes.is_empty
 
     # -- plans -----------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,8 @@ PROBE_LATEST = 1024
 """The same before later ones, at most."""
 PROBE_ROUNDS = 8
 """Rounds with tests that a probe lasts."""
+LEARN_ROUNDS = 4
+"""Rounds without drafts in which a session sees what passes take that are not drafted for, where nobody knows."""
 OFF_S = 10.0
 """How long a session that was switched off stays so."""
 RELIEF = 0.6
@@ -111,6 +113,10 @@ class Tuning:
     _off_since_s: float = field(init=False, default=-OFF_S)
     _in_earnest: bool = field(init=False, default=True)
     """Whether more is drafted than what a trial is."""
+    _learning: int = field(init=False, default=0)
+    """Rounds without drafts that are left until a plan is chosen."""
+    _before: Speculation = field(init=False, default=PLAIN)
+    """The plan before these."""
     _off_load: float = field(init=False, default=1.0)
     """Sessions that shared the passes when drafting was switched off."""
     _num_tests: int = field(init=False, default=0)
@@ -251,6 +257,11 @@ class Tuning:
             self._set_patience()
         elif self._probing:
             self._go_on_probing(committed, now_s)
+        elif self._learning:
+            self._learning -= 1
+            if not self._learning:
+                self._set(self._before)
+                self._choose(now_s)
         elif not self.speculation.enabled:
             self._wait_for_probe(committed, now_s)
         elif self._rounds % STRIDE == 0 and self._num_tests >= MIN_TESTS:
@@ -298,7 +309,9 @@ class Tuning:
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
             return
         if not planner.knows_plain:
-            self._set(planner.pinned(TRIAL))
+            self._before = present
+            self._set(PLAIN)
+            self._learning = LEARN_ROUNDS
             return
         if plan.gamma > present.gamma and not self.pace.is_timed:
             return

@@ -17,9 +17,9 @@ from orchestrator.pace import Pace
 from orchestrator.pass_costs import PassCosts
 from orchestrator.plans import FIRST_TESTS, TRIAL, Limits
 from orchestrator.priors import DEFAULT_WORTH, MAX_UNTRIED, MAX_WORTH, Prior
-from orchestrator.tuning import Tuning
+from orchestrator.tuning import LEARN_ROUNDS, Tuning
 from outrider.ahead import Claim, ahead_rate, best_ahead, divide_rows
-from outrider.gamma import Costs, best_plan, pipelined_rate, plain_rate
+from outrider.gamma import PLAIN, Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind
 from outrider.messages import DraftStatus, VerdictCause
@@ -80,6 +80,7 @@ def test_the_policy_is_no_slower_than_plain_and_close_to_the_best_fixed_proposal
 def test_in_steady_load_a_session_switches_at_most_once_in_ten_seconds(machine: Machine, places: int) -> None:
     """The first choice is none: a session that begins knows nothing of its text."""
     passes = PassCosts()
+    passes.observe(1, machine.pass_s(1, 1), is_plain=True)
     for rows in (1, 2, 4, 8, 16, 32):
         passes.observe(rows, machine.pass_s(rows, min(rows, places)))
     num_tokens = 1000 if places < 16 else 300
@@ -261,12 +262,27 @@ def test_no_plan_is_chosen_before_it_is_known_what_a_pass_without_drafts_takes()
         tuning.restarted(place, now_s)
         now_s += 0.03
         tuning.observe(rejected, now_s)
-    assert tuning.speculation == TRIAL
-    for _ in range(24):
-        now_s += 0.017
-        tuning.observe(replace(rejected, verify_s=0.017, num_rows=1), now_s)
-        assert tuning.speculation.gamma <= 1
-    assert not tuning.speculation.enabled
+    assert tuning.speculation == PLAIN
+    plain = replace(
+        rejected, cause=VerdictCause.PLAIN, kinds=(TokenKind.PLAIN,), num_tested=0, verify_s=0.01, num_rows=1
+    )
+    for _ in range(LEARN_ROUNDS):
+        now_s += 0.01
+        tuning.observe(plain, now_s)
+    assert not tuning.speculation.enabled, "nine passes of 10 ms in the time of five drafted ones"
+
+
+def test_passes_that_drafting_slows_down_count_against_it() -> None:
+    """A draft worker on the verifier's machine shares its memory: of a row 19 ms are left of 16."""
+    passes = PassCosts()
+    pace = Pace(passes)
+    for rows, seconds in ((1, 0.019), (2, 0.019), (4, 0.0195), (8, 0.022)):
+        passes.observe(rows, seconds)
+    costs = Costs(0.001, 0.019, 0.003, passes.by_own_rows(1.0, 8))
+    before = pace.rate(TRIAL, costs) / pace.rate(PLAIN, costs)
+    passes.observe(1, 0.016, is_plain=True)
+    assert before == pytest.approx(1.0)
+    assert pace.rate(TRIAL, costs) / pace.rate(PLAIN, costs) == pytest.approx(16 / 19)
 
 
 # --- priors ---------------------------------------------------------------------------------------------------------
