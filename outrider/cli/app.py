@@ -14,7 +14,7 @@ from rich.panel import Panel
 
 from outrider.cli.ask import Ask
 from outrider.cli.keys import app as keys_app
-from outrider.cli.local import PROMPT_LOOKUP, LocalSettings, free_ports, stages
+from outrider.cli.local import AUTO, LocalSettings, free_ports, stages
 from outrider.cli.ranges import check_listen, check_prompt, check_range
 from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison, figures_table, legend
@@ -68,9 +68,9 @@ class Models:
 
     target: str = DEFAULT_MODEL
     """Target: the packaged model's name, a folder, a .gguf file, or a hub id."""
-    draft: str = PROMPT_LOOKUP
-    """prompt-lookup, off, layers:0,1,29 (of the target), feature, feature:DIR, medusa:DIR (trained for it), a model, or
-    one of those behind prompt-lookup+ where lookup has nothing; auto: lookup and the draft that ships."""
+    draft: str = AUTO
+    """auto (lookup, and behind it the trained draft if one ships for the target), prompt-lookup, off, layers:0,1,29 (of
+    the target), feature, feature:DIR, medusa:DIR (trained for it), a model, or one of those behind prompt-lookup+."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     """Type of weights and KV."""
     threads: int = 0
