@@ -37,6 +37,9 @@ MAX_QUEUED = 4096
 CLOSE_TIMEOUT_S = 2.0
 """How long a closing client waits for the server to have read everything and ended the call."""
 
+_last_reads: "set[asyncio.Task[None]]" = set()
+"""Readers of server streams that are over: each ends with its call. Here because asyncio itself does not hold tasks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -80,6 +83,8 @@ class Stream(Generic[SendT, ReceiveT]):
         self._outbox: asyncio.Queue[Any] = asyncio.Queue(MAX_QUEUED)
         self._final: Ended | Broken | None = None
         self._writable = True
+        self._left = False
+        """Whether nobody will receive any more."""
 
     async def receive(self, timeout_s: float | None = None) -> ReceiveT | Malformed | Ended | Broken:
         """Return the next thing that arrived, in order; once it has ended, the end, again and again.
@@ -120,7 +125,8 @@ class Stream(Generic[SendT, ReceiveT]):
         final: Ended | Broken = Broken(Cancelled("reading was given up"))
         try:
             async for message in source:
-                await self._inbox.put(self._decoded(message))
+                if not self._left:
+                    await self._inbox.put(self._decoded(message))
             final = Ended()
         except grpc.RpcError as error:
             status = error if ending is None else await ending.of(error)
@@ -133,7 +139,8 @@ class Stream(Generic[SendT, ReceiveT]):
         except DecodeError as error:
             final = Broken(ProtocolError(f"the peer sent bytes that are no message: {error}"))
         except Exception as error:
-            logger.exception("reading a stream failed")
+            if not self._left:  # then it is how gRPC says that the call has ended
+                logger.exception("reading a stream failed")
             final = Broken(Internal(f"reading a stream failed: {error!r}"))
         finally:
             self._final = final
@@ -170,6 +177,16 @@ class Stream(Generic[SendT, ReceiveT]):
                     await asyncio.wait({writing})
         except TimeoutError:
             logger.warning("a stream was closed with %d messages unsent: the peer does not read", self._outbox.qsize())
+
+    def _leave(self, reading: "asyncio.Task[None]") -> None:
+        """Receive nothing more of a call that is about to end, which ends the reader.
+
+        A read under way is not given up: what arrives for it, and behind it, would never be freed by gRPC.
+        """
+        self._left = True
+        self._discard_inbox()
+        _last_reads.add(reading)
+        reading.add_done_callback(_last_reads.discard)
 
     def _discard_inbox(self) -> None:
         """Forget what was not received, so that a reader blocked on a full inbox goes on."""
@@ -222,7 +239,8 @@ async def server_stream(
             raise
         await stream._flush(writing)
     finally:
-        await _settle(reading, writing)
+        stream._leave(reading)
+        await _settle(writing)
 
 
 async def _half_close(call: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
