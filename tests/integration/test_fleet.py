@@ -87,18 +87,23 @@ def running(app: VerifyApp) -> int:
 
 
 async def test_two_verifiers_and_two_draft_workers_serve_each_other_all_at_once(fleet: Fleet) -> None:
+    """Who is paired with whom is drawn by lot among the least busy: one draw in eight pairs them off two by two."""
     verifiers = [(await fleet.verifier())[1] for _ in range(2)]
     drafters = [(await fleet.drafter())[1] for _ in range(2)]
     client = fleet.client((await fleet.orchestrator(placement_seed=1))[1])
-    tasks = [asyncio.create_task(hear(client, ask(f"the cat {n} ", max_tokens=500))) for n in range(8)]
-    await until(lambda: sum(map(seated, drafters)) == 8)
-    assert all(running(app) for app in verifiers), "both verifiers have work"
-    assert all(seated(app) for app in drafters), "both draft workers have work"
-    edges = {(app.worker_id, seat.verifier_address) for app in drafters for seat in seats(app)}
-    assert len(edges) > 2, "a draft worker serves several verifiers, or a verifier has several draft workers"
-    heard = await asyncio.gather(*tasks)
-    assert [each.token_ids for each in heard] == [expected(f"the cat {n} ", 500) for n in range(8)]
-    assert all(each.finished.figures.num_accepted > 0 for each in heard)
+    edges: set[tuple[str, str]] = set()
+    for _ in range(10):
+        tasks = [asyncio.create_task(hear(client, ask(f"the cat {n} ", max_tokens=500))) for n in range(8)]
+        await until(lambda: sum(map(seated, drafters)) == 8)
+        assert all(running(app) for app in verifiers), "both verifiers have work"
+        assert all(seated(app) for app in drafters), "both draft workers have work"
+        edges |= {(app.worker_id, seat.verifier_address) for app in drafters for seat in seats(app)}
+        heard = await asyncio.gather(*tasks)
+        assert [each.token_ids for each in heard] == [expected(f"the cat {n} ", 500) for n in range(8)]
+        assert all(each.finished.figures.num_accepted > 0 for each in heard)
+        if len(edges) > 2:
+            return
+    raise AssertionError("a draft worker serves several verifiers, or a verifier has several draft workers")
 
 
 async def test_workers_and_orchestrators_come_and_go_and_every_text_stays(fleet: Fleet) -> None:

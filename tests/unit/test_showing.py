@@ -18,9 +18,8 @@ PROMPT = (1, 2, 3, 4)
 VERIFIER = WorkerDescription(WorkerId("v"), "verify", "unix:/v", "toy", Vocabulary("ab" * 32, 100), 64)
 JOB = Job(
     session_id=SessionId("s"), fence=1, owner="one",
-    state=SessionState(model="toy", mode=Mode.GREEDY, prompt_len=len(PROMPT), max_tokens=1000),
+    state=SessionState(model="toy", mode=Mode.GREEDY, prompt_len=len(PROMPT), max_tokens=1000, return_origin=True),
     token_ids=PROMPT, classes=(TokenClass.PROMPT,) * len(PROMPT), kinds=b"", verifier=VERIFIER, drafter=None,
-    return_origin=True,
 )  # fmt: skip
 FINISHED = Finished(FinishReason.LENGTH, "", Usage(len(PROMPT), 0))
 
@@ -67,7 +66,7 @@ async def test_what_a_resuming_client_has_already_counts_as_taken_and_is_not_sho
 
 async def test_a_client_that_did_not_ask_is_not_told_where_tokens_came_from() -> None:
     for asked in (True, False):
-        shown = Shown(replace(JOB, return_origin=asked))
+        shown = Shown(replace(JOB, state=replace(JOB.state, return_origin=asked)))
         shown.emit(len(PROMPT), 2)
         chunk = (await shown.to_the_end())[0]
         assert isinstance(chunk, Chunk)
