@@ -19,6 +19,7 @@ from orchestrator.http.schema import ChatRequest, CompletionRequest
 from orchestrator.http.served import Served
 from orchestrator.http.shown import ERRORS, ChatCompletion, Completion
 from orchestrator.http.telling import Heading, Telling
+from orchestrator.requests import check
 from outrider.errors import InvalidRequest
 from outrider.generation import GenerationRequest, TextPrompt, TokenPrompt
 
@@ -64,6 +65,10 @@ async def completions(body: CompletionRequest, front: FrontHere, caller: Calling
         asked = completion_asked(body, served.model)
         if asked.echoes and asked.requests[0].session_id:
             raise InvalidRequest("echo", True, "false beside outrider.session_id, whose earlier turns are not shown")
+        if asked.echoes:
+            # Their text is told before anything else looks at them.
+            for request in asked.requests:
+                check(request, desk.sessions.language.vocabulary)
 
     def sample(index: int, request: GenerationRequest) -> Sample:
         echo = _echo(request, served) if asked.echoes else None

@@ -56,6 +56,13 @@ async def test_what_the_sessions_refuse_has_the_name_under_which_it_was_sent(
     assert response.json()["error"]["param"] == param, response.text
 
 
+async def test_an_id_that_no_token_has_is_refused_also_where_its_text_is_to_be_told(shared: Door) -> None:
+    response = await shared.ask("/v1/completions", prompt=[5, 609148033], echo=True)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith("prompt"), response.text
+    assert "609148033" in response.json()["error"]["message"]
+
+
 async def test_where_no_place_comes_free_in_time_a_client_is_told_when_to_try_again(valkey_url: str) -> None:
     async with (
         Bench(valkey_url) as bench,
