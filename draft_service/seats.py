@@ -139,6 +139,7 @@ class Seats:
         """
         opened = await _first(stream)
         note_ids(session=opened.session_id, trace=trace.name if trace is not None else "")
+        self._check(opened)
         # Before anybody sits down: nothing may wait between that and the order, or a newer opening could overtake it.
         grammar = await self._grammar(opened)
         self._admit(opened)
@@ -164,18 +165,21 @@ class Seats:
             log.warning("drafts of session %s ignore its grammar: %s", opened.session_id, error)
             return None
 
-    def _admit(self, opened: DraftOpen) -> None:
-        """Refuse an opening that is not allowed at present."""
-        if self.draining:
-            raise Unavailable("the draft worker is draining")
-        if self.trouble is not None:
-            raise self.trouble
+    def _check(self, opened: DraftOpen) -> None:
+        """Refuse an opening that says what this worker never takes."""
         validate(opened.sampling, self._info.vocab_len)
         self._check_ids("open.token_ids", opened.token_ids)
         self._check_ids("open.prediction", opened.prediction)
         if opened.drafter not in ("", self._info.kind, *self._info.drafters):
             offered = ", ".join(self._info.drafters or (self._info.kind,))
             raise FailedPrecondition(f"open.drafter: {opened.drafter!r} is not one of {offered}")
+
+    def _admit(self, opened: DraftOpen) -> None:
+        """Refuse an opening that is not allowed at present."""
+        if self.draining:
+            raise Unavailable("the draft worker is draining")
+        if self.trouble is not None:
+            raise self.trouble
         generation, highest = opened.epoch.generation, self._highest.get(opened.session_id, Generation())
         present = self._seats.get(opened.session_id)
         if generation < highest or (present is not None and generation == present.key.generation):

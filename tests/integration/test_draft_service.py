@@ -37,6 +37,8 @@ from outrider.messages import (
     DraftRequestMessage,
     DraftStatus,
     Draining,
+    Grammar,
+    GrammarKind,
     Pass,
     Proposal,
     ProposalHeader,
@@ -195,11 +197,15 @@ async def test_a_client_that_disappears_frees_its_place() -> None:
             assert (await verifier.next()).session_id == "other"
 
 
+LETTER = Grammar(GrammarKind.REGEX, "a+")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({"token_ids": (1, VOCAB)}, ProtocolError),
         ({"sampling": SamplingParams(temperature=0.0, logit_bias=((VOCAB, 1.0),))}, InvalidRequest),
+        ({"sampling": SamplingParams(grammar=LETTER, grammar_end_ids=(VOCAB,))}, InvalidRequest),
         ({"prompt_len": 99}, ProtocolError),
         ({"draft_key": b"", "mode": Mode.COUPLED}, ProtocolError),
     ],
