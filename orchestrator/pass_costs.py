@@ -96,11 +96,6 @@ class PassCosts:
         elif num_rows > 0 and seconds > 0.0:
             self._seconds.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
 
-    def load(self, now_s: float) -> float | None:
-        """Return the sessions that shared passes lately; None if too little was seen."""
-        near = self.neighbours(now_s)
-        return None if near is None else near[0]
-
     @property
     def is_empty(self) -> bool:
         """Whether no pass was measured, or none that told its rows."""
