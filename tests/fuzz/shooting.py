@@ -3,17 +3,19 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
 from outrider.errors import ProtocolError
 from outrider.rpc import channel
 from outrider.rpc.ending import Ending
+from outrider.v1 import generation_pb2
 from tests.fuzz.inputs import Call
 
 LIMIT_S = 30.0
@@ -38,6 +40,8 @@ class Book:
     violations: list[str] = field(default_factory=list)
     num_honest: int = 0
     """Generations of honest clients, each with the text of its twin."""
+    deleted: set[str] = field(default_factory=set)
+    """Sessions that a call asked to delete, perhaps while another one was about to go on with them."""
     num_refused: int = 0
     """Times that an honest client was told to come back later."""
 
@@ -74,6 +78,7 @@ class Shooter:
 
     async def _send(self, call: Call) -> str:
         """Send one call; return how it ended."""
+        self._book.deleted.update(deleted_by(call))
         # Of this kind whatever the method is: what a server sees of the kind is only how many messages come.
         method: Callable[..., Any] = self._channels[call.method.role].stream_stream(call.method.path)
         stream = method(_messages(call), timeout=LIMIT_S)
@@ -110,9 +115,24 @@ class Shooter:
         name, words = error.code().name, str(error.details())
         if name == "INTERNAL" and _reason(error) == ProtocolError.reason:
             return "INTERNAL (protocol error)"
+        if name == "DATA_LOSS" and any(f"session {gone} is gone" in words for gone in self._book.deleted):
+            return "DATA_LOSS (deleted)"
         if name in DEFECTS:
             self._book.violations.append(f"call {call.number}, {call.method.name}: {name}: {words}")
         return name
+
+
+def deleted_by(call: Call) -> list[str]:
+    """Return the sessions that a call asks to delete."""
+    if not call.method.name.endswith("/DeleteSession"):
+        return []
+    found = []
+    for data in call.inputs:
+        request = generation_pb2.DeleteSessionRequest()
+        with suppress(DecodeError):
+            request.ParseFromString(data)
+            found.append(request.session_id)
+    return [session_id for session_id in found if session_id]
 
 
 async def _messages(call: Call) -> AsyncIterator[bytes]:
