@@ -181,8 +181,7 @@ async def _full_disk(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[
 async def _loading(fleet: Fleet, fault: Fault, trace: Trace) -> AsyncIterator[None]:
     """Kill the store, and let it take its time over the loading of what it had."""
     trace.begin()
-    await fleet.store.kill()
-    starting = asyncio.create_task(fleet.store.start_slowly(fault.hold_s))
+    starting = await fleet.store.kill_and_load(fault.hold_s)
     trace.was_seen = await _refused(fleet, "LOADING")
     await starting
     yield

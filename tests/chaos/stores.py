@@ -23,6 +23,8 @@ NAP_S = 1e-4
 REWRITE_S = 5.0
 """How long the server may take to write its file anew."""
 POLL_S = 0.02
+EMPTY_BYTES = 1024
+"""What a base file without a key is smaller than."""
 ROOM_BYTES = 64
 """What a full disk still has room for: the end of the command that finds it full."""
 
@@ -59,15 +61,25 @@ class Store:
         self._server = EmbeddedServer(self._data, program=self._program, arguments=(*place, *arguments))
         await self._server.start()
 
-    async def start_slowly(self, seconds: float) -> None:
-        """Start it and let it load for so long, saying so to whoever asks; wait until it answers."""
-        commands = sum(path.read_bytes().count(b"\r\n*") for path in self._data.rglob("*.aof"))
+    async def kill_and_load(self, seconds: float) -> asyncio.Task[None]:
+        """Kill it, and start it so that it loads for about so long, saying so to whoever asks.
+
+        Returns:
+            What is done when it answers.
+        """
+        keys = await self.admin.dbsize() if self._has_base() else 0
+        await self.kill()
+        loads = keys + sum(path.read_bytes().count(b"\r\n*") for path in self._data.rglob("*.aof"))
         naps = seconds / NAP_S
-        # A negative number is that of commands between two naps.
-        delay = (
-            -max(1, round(commands / naps)) if commands > naps else round(1e6 * (seconds / max(1, commands) - NAP_S))
-        )
-        await self.start("--key-load-delay", str(delay))
+        # It naps with each key of the base file and each command behind it; a negative number is that of loads
+        # between two naps.
+        delay = -max(1, round(loads / naps)) if loads > naps else round(1e6 * (seconds / max(1, loads) - NAP_S))
+        often = ("--loading-process-events-interval-bytes", "1024")
+        return asyncio.create_task(self.start("--key-load-delay", str(delay), *often))
+
+    def _has_base(self) -> bool:
+        """Whether its file was ever written anew, which leaves all its keys in a base file."""
+        return any(path.stat().st_size > EMPTY_BYTES for path in self._data.rglob("*.base.rdb"))
 
     async def stop(self) -> None:
         """End it in good order."""
