@@ -77,11 +77,11 @@ class OrchestratorSettings(ServiceSettings):
     """Largest request line and headers of an HTTP request together."""
     http_max_connections: int = Field(default=4096, ge=1)
     """HTTP connections at once; more are closed unheard."""
-    http_read_timeout_s: float = Field(default=20.0, gt=0)
+    http_read_timeout_s: float = Field(default=20.0, gt=0, le=3600)
     """How long the head of an HTTP request may take to arrive, and its body."""
-    http_keep_alive_s: float = Field(default=75.0, ge=1)
+    http_keep_alive_s: float = Field(default=75.0, ge=1, le=3600)
     """How long an HTTP connection may wait for its next request."""
-    http_stall_timeout_s: float = Field(default=120.0, gt=0)
+    http_stall_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """How long an HTTP client may refuse to read a response, before its connection is closed."""
     max_sessions: int = Field(default=256, ge=1)
     """Generations at once."""
@@ -101,29 +101,29 @@ class OrchestratorSettings(ServiceSettings):
     """Tokens a drafter may be ahead before anything is measured; at least gamma, and twice it if unset."""
     restart_gamma: int = Field(default_factory=lambda earlier: min(3, int(earlier["gamma"])), ge=1, le=256)
     """Tokens of the first proposal of a chain before anything is measured; at most gamma; 3, or gamma, if unset."""
-    max_gamma: int = Field(default=16, ge=1, le=256)
-    """Most tokens per proposal that the policy may choose."""
+    max_gamma: int = Field(default_factory=lambda earlier: max(16, int(earlier["gamma"])), ge=1, le=256)
+    """Most tokens per proposal that the policy may choose; at least gamma, and 16 or gamma if unset."""
     pipelined: bool = True
     """Whether the policy may let a drafter run ahead of the verdicts."""
     adaptive: bool = True
     """Whether measurement changes how far is drafted."""
     speculation: bool = True
     """Whether anything is drafted; if not, all decode plain, whatever requests say."""
-    max_patience_s: float = Field(default=2.0, ge=0)
-    """Most time a verifier waits for a drafter, and the time before restarts were measured."""
+    max_patience_s: float = Field(default=2.0, ge=0, le=60)
+    """Most time a verifier waits for a drafter, at most a minute; also that before restarts were measured."""
     min_patience_s: float = Field(default_factory=lambda earlier: min(0.1, float(earlier["max_patience_s"])), ge=0)
     """Least; at most the longest, and 0.1 or that if unset."""
-    session_ttl_s: float = Field(default=86_400.0, gt=0)
+    session_ttl_s: float = Field(default=86_400.0, gt=0, le=31_536_000)
     """How long a session outlives its last change."""
-    lease_ttl_s: float = Field(default=10.0, gt=0)
+    lease_ttl_s: float = Field(default=10.0, gt=0, le=3600)
     """How long a session's lease holds without renewal."""
-    store_deadline_s: float = Field(default=15.0, gt=0)
+    store_deadline_s: float = Field(default=15.0, gt=0, le=3600)
     """How long the store may be away before a generation fails."""
-    verifier_deadline_s: float = Field(default=15.0, gt=0)
+    verifier_deadline_s: float = Field(default=15.0, gt=0, le=3600)
     """How long a running generation waits for another verifier."""
-    verdict_timeout_s: float = Field(default=60.0, gt=0)
+    verdict_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """Silence of a verifier with something to do, before it counts as lost; one with a queue says so every few s."""
-    drafter_retry_s: float = Field(default=1.0, gt=0)
+    drafter_retry_s: float = Field(default=1.0, gt=0, le=3600)
     """Pause between two searches for a draft worker."""
     breaker_failures: int = Field(default=1, ge=1)
     """Failures in a row after which a worker is left out until it answers again."""
@@ -131,13 +131,13 @@ class OrchestratorSettings(ServiceSettings):
     """Seed of the lots that choose workers; unset: none, so that orchestrators choose differently."""
     set_aside: bool = True
     """Whether drafters that several sessions have measured below plain decoding get no new sessions but a few tries."""
-    rebalance_s: float = Field(default=1.0, ge=0)
+    rebalance_s: float = Field(default=1.0, ge=0, le=3600)
     """Pause between two moves of a generation from a busy draft worker to one with room; 0: none is moved."""
     hand_over_after_s: float | None = Field(default=None, ge=0)
     """When told to stop: how long generations may go on before clients are sent elsewhere; unset: half the grace."""
-    generation_timeout_s: float = Field(default=3600.0, gt=0)
+    generation_timeout_s: float = Field(default=3600.0, gt=0, le=604_800)
     """Most time of one generation on a worker."""
-    heartbeat_ttl_s: float = Field(default=5.0, gt=0)
+    heartbeat_ttl_s: float = Field(default=5.0, gt=0, le=600)
     """How long an announcement in the registry holds; renewed three times as often."""
 
     @field_validator("draft_addresses")
@@ -183,6 +183,15 @@ class OrchestratorSettings(ServiceSettings):
         if restart_gamma > gamma:
             raise ValueError(f"at most gamma ({gamma})")
         return restart_gamma
+
+    @field_validator("max_gamma")
+    @classmethod
+    def _reaches(cls, max_gamma: int, info: ValidationInfo) -> int:
+        """Require that the policy may choose what is begun with."""
+        gamma = info.data.get("gamma", 1)
+        if max_gamma < gamma:
+            raise ValueError(f"at least gamma ({gamma})")
+        return max_gamma
 
     @field_validator("min_patience_s")
     @classmethod

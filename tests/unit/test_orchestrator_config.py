@@ -5,10 +5,14 @@ import os
 import pytest
 
 from orchestrator.config import OrchestratorSettings
+from outrider.config import ServiceSettings
 from outrider.errors import InvalidRequest
 from outrider.messages import Speculation
 
 PREFIX = "OUTRIDER_ORCHESTRATOR_"
+OWN = sorted(set(OrchestratorSettings.model_fields) - set(ServiceSettings.model_fields))
+WAITS = [name for name in OWN if name.endswith("_s") and name != "hand_over_after_s"]
+"""In seconds; the one that is left out is bounded by the grace."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +50,8 @@ def test_an_unset_window_and_first_proposal_follow_gamma(
         ({"GAMMA": "20", "WINDOW": "8"}, "WINDOW", "at least gamma (20)"),
         ({"GAMMA": "2", "RESTART_GAMMA": "3"}, "RESTART_GAMMA", "at most gamma (2)"),
         ({"WINDOW": "3"}, "WINDOW", "at least gamma (4)"),
+        ({"MAX_GAMMA": "3"}, "MAX_GAMMA", "at least gamma (4)"),
+        ({"GAMMA": "20", "MAX_GAMMA": "16"}, "MAX_GAMMA", "at least gamma (20)"),
         ({"HAND_OVER_AFTER_S": "10"}, "HAND_OVER_AFTER_S", "0, or less than grace_s (10)"),
         ({"HAND_OVER_AFTER_S": "3", "GRACE_S": "2"}, "HAND_OVER_AFTER_S", "0, or less than grace_s (2)"),
         ({"MIN_PATIENCE_S": "5"}, "MIN_PATIENCE_S", "at most max_patience_s (2)"),
@@ -65,6 +71,24 @@ def test_an_unset_least_patience_follows_the_longest(monkeypatch: pytest.MonkeyP
     assert load(monkeypatch).generations().limits.min_patience_s == 0.1
     limits = load(monkeypatch, MAX_PATIENCE_S="0.05").generations().limits
     assert (limits.min_patience_s, limits.max_patience_s) == (0.05, 0.05)
+
+
+@pytest.mark.parametrize(("gamma", "most"), [("2", 16), ("16", 16), ("20", 20), ("256", 256)])
+def test_an_unset_bound_of_gamma_leaves_room_for_gamma(monkeypatch: pytest.MonkeyPatch, gamma: str, most: int) -> None:
+    assert load(monkeypatch, GAMMA=gamma).generations().limits.max_gamma == most
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_every_wait_has_an_upper_limit_that_its_refusal_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"(less than or equal to|at most max_patience_s)") as caught:
+        load(monkeypatch, **{name.upper(): "inf"})
+    assert caught.value.field == PREFIX + name.upper()
+
+
+def test_a_verifier_waits_for_a_drafter_no_longer_than_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(monkeypatch, MAX_PATIENCE_S="60").generations().limits.max_patience_s == 60.0
+    with pytest.raises(InvalidRequest, match=r"MAX_PATIENCE_S.*less than or equal to 60"):
+        load(monkeypatch, MAX_PATIENCE_S="61")
 
 
 def test_a_bad_gamma_is_named_itself(monkeypatch: pytest.MonkeyPatch) -> None:
