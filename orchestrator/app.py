@@ -23,12 +23,13 @@ from orchestrator.job import Tools
 from orchestrator.key_file import KeyFile
 from orchestrator.language import Language, load_language
 from orchestrator.metrics import Metrics
-from orchestrator.placement import Placement, RegistrySource, StaticSource, WorkerSource
+from orchestrator.placement import Placement, StaticSource
 from orchestrator.policy_watch import PolicyWatch
 from orchestrator.quotas import Quotas
 from orchestrator.rebalancing import Rebalancer
 from orchestrator.servicer import SERVICE_NAME, Desk, GenerationServicer
 from orchestrator.sessions import Policy, Sessions
+from orchestrator.shared_view import WorkerSource
 from orchestrator.steering import Steering
 from outrider.errors import StoreUnavailable
 from outrider.ids import WorkerId
@@ -190,7 +191,7 @@ class OrchestratorApp:
     def _source(self, registry: Registry, channels: Channels) -> WorkerSource:
         settings = self.settings
         if not settings.verify_addresses:
-            return RegistrySource(registry)
+            return registry
         return StaticSource({"verify": settings.verify_addresses, "draft": settings.draft_addresses}, channels)
 
     async def _watch(self, placement: Placement, model: str) -> None:

@@ -15,7 +15,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import grpc
@@ -25,13 +24,13 @@ from orchestrator.channels import Channels
 from orchestrator.choice import in_turn, is_full, is_left, share
 from orchestrator.metrics import Metrics
 from orchestrator.pairing import Pairing
+from orchestrator.shared_view import SharedView, WorkerSource
 from orchestrator.steering import Steering
 from outrider.codec import types as t
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.ids import WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from outrider.rpc import rpc_errors
-from outrider.store.registry import Registry
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -41,29 +40,6 @@ PREDICTION = "prediction"
 """Kind of the drafter that follows a client's prediction."""
 UNSEEN_S = 2.0
 """How long a session counts as load that a worker has not announced yet: a little more than a heartbeat's pause."""
-
-
-class WorkerSource(Protocol):
-    """Where workers are found."""
-
-    async def workers(self, role: str) -> Sequence[WorkerDescription]:
-        """Return the reachable workers of a role; waits for I/O. Repeatable."""
-        ...
-
-
-class RegistrySource:
-    """Workers that announce themselves."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    async def workers(self, role: str) -> Sequence[WorkerDescription]:
-        """Return the workers of a role.
-
-        Raises:
-            StoreUnavailable: the registry is not reached.
-        """
-        return await self._registry.workers(role)
 
 
 class StaticSource:
@@ -148,6 +124,8 @@ class Wanted:
     """Whether it begins, so that it may try a drafter that is set aside now and then."""
     insists: bool = False
     """Whether it says itself how far is drafted: it gets drafts, also from a drafter that is set aside."""
+    again: bool = False
+    """Whether it runs, and looks as many others do: what was read for one of them a moment ago will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +165,7 @@ class Placement:
             steering: which drafters are detached, preferred or set aside; None: none, and nobody is told.
             lot: draws between equals; with a seed it draws the same again.
         """
-        self._source = source
+        self._source, self._shared = source, SharedView(source)
         self.channels = channels
         self._pairing = Pairing(channels.to, vocabulary)
         self.breakers = breakers or Breakers()
@@ -206,9 +184,9 @@ class Placement:
         """
         return await self._source.workers(role)
 
-    async def verifiers(self, model: str = "") -> list[WorkerDescription]:
-        """Return the verifiers that can be placed now, of one model if it is named."""
-        found = await self._source.workers("verify")
+    async def verifiers(self, model: str = "", *, again: bool = False) -> list[WorkerDescription]:
+        """Return the verifiers that can be placed now, of one model if it is named; `again` as in `Wanted`."""
+        found = await (self._shared if again else self._source).workers("verify")
         return [
             worker
             for worker in found
@@ -223,14 +201,15 @@ class Placement:
         """
         found = [
             worker
-            for worker in await self._usable_drafters()
+            for worker in await self._usable_drafters(wanted)
             if self._pairing.allows(verifier, worker) and _is_wanted(worker, wanted) and _can_hold(worker, wanted)
         ]
         ranks = [self._split_rank(worker, wanted) for worker in found]
         return [worker for worker, rank in zip(found, ranks, strict=True) if rank == min(ranks)]
 
-    async def _usable_drafters(self) -> list[WorkerDescription]:
-        found = [worker for worker in await self._source.workers("draft") if self._usable(worker)]
+    async def _usable_drafters(self, wanted: Wanted) -> list[WorkerDescription]:
+        known = await (self._shared if wanted.again else self._source).workers("draft")
+        found = [worker for worker in known if self._usable(worker)]
         return [worker for worker in found if not self.steering.policy.why_detached(worker)]
 
     def _split_rank(self, worker: WorkerDescription, wanted: Wanted) -> int:
@@ -301,7 +280,7 @@ class Placement:
         Raises:
             StoreUnavailable: the registry is not reached.
         """
-        usable = await self._usable_drafters()
+        usable = await self._usable_drafters(wanted)
         paired = [worker for worker in usable if self._pairing.allows(verifier, worker)]
         if usable and not paired:
             return None, "vocabulary"

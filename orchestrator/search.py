@@ -92,7 +92,7 @@ class Search:
             predicted, insists = bool(state.prediction), state.speculation.gamma is not None
             wanted = Wanted(
                 state.drafter_kind, length, unwanted, predicted=predicted, session_id=self._job.session_id,
-                insists=insists,
+                insists=insists, again=True,
             )  # fmt: skip
             worker, _ = await self._placement.choose_drafter(self._peers.verifier, wanted)
         except StoreError as error:
@@ -118,7 +118,7 @@ class Search:
     async def _has_other(self, leaving: WorkerDescription) -> bool:
         """Whether another verifier could take the generation to its end."""
         try:
-            found = await self._placement.verifiers(self._job.state.model)
+            found = await self._placement.verifiers(self._job.state.model, again=True)
         except StoreError as error:
             log.debug("no search for another verifier: %s", error)
             return False
