@@ -644,6 +644,30 @@ def test_a_proposal_of_a_generation_not_yet_attached_waits_for_it_one_second() -
     assert desk.engine.counters["parked_expired"] == 1
 
 
+def test_what_waits_for_a_generation_is_dropped_together_as_the_second_of_the_first_ends() -> None:
+    desk = Desk()
+    Client(desk, Request(), noisy_draft(0.0), eager=0.0)
+    desk.step()
+    ahead = Proposal(SessionId("s"), Epoch(Generation(1, 1)), 3, 3, 11, tuple(twin(Request()))[:4])
+    for _ in range(2):
+        desk.propose(ahead)
+        desk.step(dt_s=0.6)
+    assert desk.engine.counters["parked_expired"] == 0
+    desk.step(dt_s=0.5)
+    assert desk.engine.counters["parked_expired"] == 2
+
+
+def test_what_waits_for_a_session_has_a_second_of_its_own() -> None:
+    desk = Desk()
+    Client(desk, Request(), noisy_draft(0.0), eager=0.0)
+    desk.step()
+    ahead = Proposal(SessionId("not open"), Epoch(Generation(1, 1)), 3, 3, 11, tuple(twin(Request()))[:4])
+    for num_dropped in (0, 0, 1, 2):
+        desk.propose(ahead)
+        desk.step(dt_s=0.6)
+        assert desk.engine.counters["parked_expired"] == num_dropped
+
+
 @pytest.mark.parametrize("how", ["leaves", "opens again"])
 def test_a_broken_propose_stream_resets_the_sessions_of_that_worker_only(how: str) -> None:
     desk = Desk()
