@@ -18,8 +18,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar, Unpack
 from outrider.asking import Answer, Parameters, Prompt, answer_of, request_of, samples_of
 from outrider.codec.catalogue import model_from_proto, session_from_proto
 from outrider.codec.generation import event_from_proto, request_to_proto, resume_to_proto
-from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, OutriderError, Unavailable
 from outrider.generation import Chunk, GenerationEvent, GenerationRequest, ModelDescription, ResumeFrom, SessionSummary
 from outrider.ids import SessionId
 from outrider.resuming import NO_RETRY, RETRY, Progress, Retry, Tries
@@ -46,6 +46,8 @@ SHORT_TIMEOUT_S = 10.0
 """Deadline of every other call."""
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 """Where the key is if it is not given."""
+CLOSED = "the client is closed"
+"""What whoever goes on with it is told."""
 SAMPLES_AT_ONCE = 32
 """Samples of one request that run at the same time."""
 
@@ -89,6 +91,9 @@ class Client:
         """Of every call but generations."""
         self._at = 0
         """Index of the orchestrator that has answered last."""
+        self._streams: set[Any] = set()
+        """Calls of generations that are read; gRPC ends none of them when it closes their channel."""
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         """Return the client."""
@@ -101,7 +106,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channels; generations that run are called off. Idempotent."""
+        """Close the channels; generations that run are called off, and whoever follows them is told. Idempotent."""
+        self._closed = True
+        for call in tuple(self._streams):
+            call.cancel()
         await asyncio.gather(*(each.close() for each in self._channels))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
@@ -197,10 +205,11 @@ class Client:
         """
         deadline_s, tries, at = time.monotonic() + self._timeout_s, Tries(self._retry, len(self._stubs)), self._at
         while not progress.finished:
+            self._require_open()
             begun, left_s = bool(progress.session_id), max(0.0, deadline_s - time.monotonic())
             call = self._resumed(self._stubs[at], progress, left_s) if begun else begin(self._stubs[at], left_s)
             try:
-                async with aclosing(_events(call)) as events:
+                async with aclosing(self._events(call)) as events:
                     async for event in events:
                         seen, self._at = progress.take(event), at
                         if isinstance(event, Chunk) and event.token_ids:
@@ -231,11 +240,39 @@ class Client:
         """Ask for one answer, elsewhere too if need be; only for what may be asked twice."""
         tries, at = Tries(self._retry, len(self._stubs)), self._at
         while True:
+            self._require_open()
             try:
-                with rpc_errors():
+                with self._call_errors():
                     return await ask(self._stubs[at])
             except OutriderError as error:
                 at = await self._elsewhere(tries, error, at, begun=False)
+
+    async def _events(self, call: Any) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events of a call; one that is left early is cancelled."""
+        self._streams.add(call)
+        try:
+            with self._call_errors():
+                async for response in call:
+                    yield event_from_proto(response.event)
+        finally:
+            self._streams.discard(call)
+            call.cancel()
+
+    @contextmanager
+    def _call_errors(self) -> Iterator[None]:
+        """Turn failures of a call in the block into ours: its end by `close`, too, which looks like a task's end."""
+        try:
+            with rpc_errors():
+                yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                self._require_open()
+            raise
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Cancelled(CLOSED)
 
     async def session(self, session_id: SessionId, *, include_token_ids: bool = False) -> SessionSummary:
         """Return what is stored about a session.
@@ -270,13 +307,3 @@ def _authorization(api_key: str) -> tuple[tuple[str, str], ...]:
     if not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidRequest("api_key", "what was given", "printable ASCII without spaces")
     return (("authorization", f"Bearer {key}"),)
-
-
-async def _events(call: Any) -> AsyncGenerator[GenerationEvent, None]:
-    """Yield the events of a call; one that is left early is cancelled."""
-    try:
-        with rpc_errors():
-            async for response in call:
-                yield event_from_proto(response.event)
-    finally:
-        call.cancel()

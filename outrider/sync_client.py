@@ -10,16 +10,19 @@ while a method is waited for.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from outrider.asking import Answer, Parameters, Prompt
-from outrider.client import DEFAULT_TIMEOUT_S, Client
+from outrider.client import CLOSED, DEFAULT_TIMEOUT_S, Client
+from outrider.errors import Cancelled
 from outrider.generation import GenerationEvent, GenerationRequest, ModelDescription, SessionSummary
 from outrider.ids import SessionId
 from outrider.resuming import RETRY, Retry
 from outrider.rpc import ClientTls
+
+T = TypeVar("T")
 
 
 class SyncClient:
@@ -39,7 +42,7 @@ class SyncClient:
         async def made() -> Client:  # where there is an event loop, which channels need
             return Client(addresses, timeout_s=timeout_s, retry=retry, tls=tls, api_key=api_key)
 
-        self._runner = asyncio.Runner()
+        self._runner, self._closed = asyncio.Runner(), False
         try:
             self._client = self._runner.run(made())
         except BaseException:
@@ -57,9 +60,11 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channels; generations that run are called off."""
-        self._runner.run(self._client.close())
-        self._runner.close()
+        """Close the channels; generations that run are called off, and whoever follows them is told. Idempotent."""
+        if not self._closed:
+            self._run(self._client.close())
+            self._closed = True
+            self._runner.close()
 
     def generate(self, request: GenerationRequest) -> Generator[GenerationEvent, None, None]:
         """Yield the events of a new generation: `Started` first, `Finished` last; closing the iterator calls it off.
@@ -87,7 +92,7 @@ class SyncClient:
         Raises:
             OutriderError: it was refused, or failed.
         """
-        return self._runner.run(self._client.ask(prompt, **parameters))
+        return self._run(self._client.ask(prompt, **parameters))
 
     def samples(self, prompt: Prompt, n: int, **parameters: Unpack[Parameters]) -> list[Answer]:
         """Return several answers to one request, generated side by side; with a seed, each is repeatable.
@@ -100,7 +105,7 @@ class SyncClient:
         Raises:
             OutriderError: one was refused, or failed; the others are called off.
         """
-        return self._runner.run(self._client.samples(prompt, n, **parameters))
+        return self._run(self._client.samples(prompt, n, **parameters))
 
     def resume(self, session_id: SessionId, next_position: int) -> Generator[GenerationEvent, None, None]:
         """Yield the events of a generation whose stream was lost, from the first token that was not seen.
@@ -116,7 +121,7 @@ class SyncClient:
         Raises:
             NotFound: there is none.
         """
-        return self._runner.run(self._client.session(session_id, include_token_ids=include_token_ids))
+        return self._run(self._client.session(session_id, include_token_ids=include_token_ids))
 
     def delete(self, session_id: SessionId) -> None:
         """Forget a session, and call off its generation.
@@ -124,20 +129,36 @@ class SyncClient:
         Raises:
             NotFound: there is none.
         """
-        self._runner.run(self._client.delete(session_id))
+        self._run(self._client.delete(session_id))
 
     def models(self) -> list[ModelDescription]:
         """Return the models that can be asked for now."""
-        return self._runner.run(self._client.models())
+        return self._run(self._client.models())
 
     def _events(self, events: AsyncGenerator[GenerationEvent, None]) -> Generator[GenerationEvent, None, None]:
         try:
-            while (event := self._runner.run(_next(events))) is not None:
+            while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
-            self._runner.run(events.aclose())
+            if not self._closed:
+                self._run(_close(events))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the loop until work is done.
+
+        Raises:
+            Cancelled: the client is closed.
+        """
+        if self._closed:
+            work.close()
+            raise Cancelled(CLOSED)
+        return self._runner.run(work)
 
 
 async def _next(events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent | None:
     """Return the next event, None at the end."""
     return await anext(events, None)
+
+
+async def _close(events: AsyncGenerator[GenerationEvent, None]) -> None:
+    await events.aclose()
