@@ -6,7 +6,7 @@ the same. What is known and not listed here is in `IGNORED` and `REFUSED`; anyth
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,7 @@ from outrider.codec.checks import MAX_INT, MAX_PRIORITY
 MAX_ANSWERS = 128
 """Most generations of one request: prompts times samples."""
 INT64 = 2**63
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ class Within:
 
 
 Id = Annotated[StrictInt, Within(0, MAX_INT, "a token id")]
-Ids = list[Id]
+Each = Annotated[list[T], Field(fail_fast=True)]
+"""A list in whose first bad member it ends: a million ids are no list of strings a million times over."""
+Ids = Each[Id]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[StrictInt, Within(0, MAX_INT)]
 Small = Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)]
@@ -347,7 +350,7 @@ class ChatRequest(Sampled):
 class CompletionRequest(Sampled):
     """Body of a completion."""
 
-    prompt: StrictStr | list[StrictStr] | Ids | list[Ids]
+    prompt: StrictStr | Each[StrictStr] | Ids | Each[Ids]
     echo: StrictBool | None = None
     logprobs: Small | None = None
     """Likeliest tokens to report with each token's log-probability."""

@@ -84,6 +84,13 @@ def test_a_conversation_without_messages_is_told_so() -> None:
     assert refused(ChatRequest, {"messages": []}).message.endswith("[] is not allowed; expected at least 1 of them")
 
 
+@pytest.mark.parametrize("prompt", [[1] * 1000 + ["x"], ["x"] * 1000 + [1], [[1]] * 1000 + [["x"]], [1] * 1000 + [-1]])
+def test_a_long_prompt_is_read_to_its_first_mistake_as_each_of_what_it_could_be(prompt: list[object]) -> None:
+    with pytest.raises(ValidationError) as found:
+        CompletionRequest.model_validate({"prompt": prompt})
+    assert found.value.error_count() == 4, "a string, strings, ids, lists of ids"
+
+
 def test_every_object_without_further_fields_has_its_names_at_hand() -> None:
     assert set(Strict.__subclasses__()) == set(STRICT.values())
 
