@@ -103,6 +103,10 @@ class Wires:
         self._send(who.zone, worker.zone, self._clock.now_s, self._start_drafting, worker, opened)
 
     def _start_drafting(self, worker: TimedDraftWorker, opened: DraftOpen) -> None:
+        key = SessionKey(opened.session_id, opened.epoch.generation)
+        if worker.alive and not worker.sit_down(key):
+            self._end_drafting(worker, key, self._clock.now_s, "resource_exhausted")
+            return
         verifier = self.verifiers[opened.verifier_id]
         pair = (worker.worker_id, verifier.worker_id)
         if worker.alive and pair not in self._joined:
@@ -152,7 +156,8 @@ class Wires:
                 case Reported():
                     self._status(worker, report)
                 case Died():
-                    self._died(worker, report.key)
+                    worker.stand_up(report.key)
+                    self._end_drafting(worker, report.key, worker.now_s, "internal")
                 case _:
                     pass
 
@@ -171,12 +176,13 @@ class Wires:
             said = (generation, report.key.generation, report.status)
             self._send(worker.zone, who.zone, worker.now_s, who.heard_drafter, *said)
 
-    def _died(self, worker: TimedDraftWorker, key: SessionKey) -> None:
+    def _end_drafting(self, worker: TimedDraftWorker, key: SessionKey, now_s: float, reason: str) -> None:
+        """A draft worker ends a stream."""
         listener = self._drafting.pop(key, None)
         if listener is not None:
             who, generation = listener
-            said = (generation, key.generation, "internal")
-            self._send(worker.zone, who.zone, worker.now_s, who.lost_drafter, *said)
+            said = (generation, key.generation, reason)
+            self._send(worker.zone, who.zone, now_s, who.lost_drafter, *said)
 
     # -- losses ------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from draft_service.metrics import DraftMetrics
-from draft_service.orders import Order, Report
+from draft_service.orders import CloseSession, Order, Report
+from draft_service.session import SessionKey
 from draft_service.worker import DraftWorker
-from outrider.ids import WorkerId
+from outrider.ids import SessionId, WorkerId
 from outrider.messages import Vocabulary, WorkerDescription
 from simulator.clock import Clock
 from simulator.costs import Costs
@@ -128,9 +129,25 @@ class TimedDraftWorker(_Worker):
         drafter = TimedDrafter(costs, luck, context_len, self.spend)
         self._worker = DraftWorker(drafter, lambda reports: post(self, reports), metrics, lambda: self.now_s)
         self._orders: list[Order] = []
+        self._seats: dict[SessionId, SessionKey] = {}
+        """Openings that hold a place, also those that the worker has not turned to yet."""
+
+    def sit_down(self, key: SessionKey) -> bool:
+        """Give an opening a place, that of the session's earlier one if there is any; return whether there is one."""
+        if key.session_id not in self._seats and len(self._seats) >= self._capacity:
+            return False
+        self._seats[key.session_id] = key
+        return True
+
+    def stand_up(self, key: SessionKey) -> None:
+        """Take an opening's place back; a newer one of the session keeps it."""
+        if self._seats.get(key.session_id) == key:
+            del self._seats[key.session_id]
 
     def give(self, order: Order) -> None:
         """An order arrives now."""
+        if isinstance(order, CloseSession):
+            self.stand_up(order.key)
         if self.alive:
             self._orders.append(order)
             self._wake(self._clock.now_s)
@@ -148,5 +165,5 @@ class TimedDraftWorker(_Worker):
         """Return what it announces."""
         return WorkerDescription(
             self.worker_id, "draft", str(self.worker_id), MODEL, VOCABULARY, self._context_len, drafter=KIND,
-            capacity=self._capacity, load=self._worker.num_sessions,
+            capacity=self._capacity, load=len(self._seats),
         )  # fmt: skip

@@ -154,6 +154,22 @@ def test_sessions_beyond_a_verifiers_room_wait_their_turn() -> None:
     assert found.first_token_p99_s > 3 * 40 * 0.03
 
 
+@pytest.mark.parametrize("orchestrators", [1, 2])
+def test_a_draft_worker_serves_no_more_sessions_than_it_has_places_for_though_all_come_at_once(
+    orchestrators: int,
+) -> None:
+    fleet = Fleet(orchestrators=orchestrators, draft_sessions=2)
+    setting = Setting(flat(round_trip_ms=1), Load(5, 10, 60, 1, (0.9,)), fleet, seconds=100, warm_up_s=0)
+    cluster, loads = Cluster(setting), set[int]()
+    for place in range(1000):
+        cluster.clock.at(0.005 * place, lambda: loads.update(each.describe().load for each in cluster._drafts))
+    found = cluster.run()
+    assert max(loads) == 2
+    assert found.finished == 5
+    assert [each.num_tokens for each in cluster.tally.told] == [60] * 5
+    assert 0.2 < found.undrafted < 0.8
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
