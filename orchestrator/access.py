@@ -22,7 +22,7 @@ from outrider.keys import KeyLimits, KeyRecord, belongs, key_id_of
 MAX_KNOWN = 10_000
 """Most keys whose record is kept; the one that was used longest ago goes first."""
 
-ASK = "send an API key as metadata `authorization: Bearer outrider-…`"
+ASK = "send one as `authorization: Bearer KEY`"
 WRONG = "the API key is not valid"
 
 EventT = TypeVar("EventT")

@@ -61,9 +61,11 @@ class Given:
     turns: int = 0
     """Generations of each client; 0: as many as time allows."""
     verifiers: int = 1
+    """Verifiers."""
     drafts: int = 1
     """Draft workers."""
     orchestrators: int = 1
+    """Orchestrators."""
     zones: int = 1
     """Workers of each role are spread over them in turn."""
     verifier_sessions: int = 64
@@ -83,6 +85,7 @@ class Given:
     warm_up_s: float = 5.0
     """Simulated seconds before them; clients begin in their first half."""
     seed: int = 0
+    """Of all chance; the same seed gives the same figures."""
     part: int = 1
     """Simulate one n-th of the cluster, and multiply."""
     price: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import InvalidRequest, OutriderError
 
-app = App(name="health", help="Ask a service whether it serves; exit status 0 if it does, else 1.")
+app = App(name="outrider health", help="Ask a service whether it serves; exit status 0 if it does, else 1.")
 
 OPTIONS = [("grpc.enable_http_proxy", 0)]
 """A proxy of the environment is not for calls inside a cluster."""

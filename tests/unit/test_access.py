@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from orchestrator.access import ANYBODY, Access, Caller
+from orchestrator.access import ANYBODY, ASK, Access, Caller
 from orchestrator.key_file import KeyFile
 from outrider.errors import InvalidRequest, StoreUnavailable, Unauthenticated
 from outrider.keys import KeyLimits, make_key, write_record
+from outrider.redaction import redacted
 from outrider.store.connect import open_client
 from outrider.store.embedded import EmbeddedServer
 from outrider.store.keys import KeyStore
@@ -144,3 +145,7 @@ async def test_a_file_that_cannot_be_used_is_refused_at_the_start_naming_the_lin
         path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=words):
         await KeyFile(path).load()
+
+
+def test_what_a_caller_without_a_key_is_told_survives_redaction() -> None:
+    assert redacted(ASK) == ASK
