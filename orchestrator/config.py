@@ -137,6 +137,8 @@ class OrchestratorSettings(ServiceSettings):
     """When told to stop: how long generations may go on before clients are sent elsewhere; unset: half the grace."""
     generation_timeout_s: float = Field(default=3600.0, gt=0, le=604_800)
     """Most time of one generation on a worker."""
+    stall_timeout_s: float = Field(default=300.0, gt=0, le=3600)
+    """How long a client may leave unread what it is told, before its generation ends and has to be resumed."""
     heartbeat_ttl_s: float = Field(default=5.0, gt=0, le=600)
     """How long an announcement in the registry holds; renewed three times as often."""
 
@@ -230,6 +232,7 @@ class OrchestratorSettings(ServiceSettings):
             self.verdict_timeout_s,
             self.drafter_retry_s,
             self.generation_timeout_s,
+            self.stall_timeout_s,
         )
 
     def flights(self) -> FlightSettings:

@@ -77,7 +77,7 @@ class Driver:
         self._job, self._commit, self._metrics = job, commit, tools.metrics
         self._events: asyncio.Queue[Fed] = asyncio.Queue()
         self._journal = Journal(tools.store, job, tools.settings)
-        self._pass_costs = tools.pass_costs
+        self._pass_costs, self._stall_timeout_s = tools.pass_costs, tools.settings.stall_timeout_s
         pace = Pace(self._pass_costs.of(job.verifier.worker_id))
         self._tuning = Tuning(job.state.speculation, tools.settings.limits, pace)
         self._tuning.begin(time.monotonic(), sort_of(job.drafter) if job.drafter is not None else "")
@@ -135,10 +135,9 @@ class Driver:
 
     # -- for the servicer ------------------------------------------------------------------------------------------
 
-    def hand_over(self) -> None:
-        """End here, in a way that lets the client go on elsewhere; never waits."""
-        session_id, text = self._job.session_id, "the orchestrator is stopping: resume the session at another one"
-        self.feed(Failed(HandedOver(text, session_id, self._showing.length)))
+    def hand_over(self, why: str = "the orchestrator is stopping: resume the session at another one") -> None:
+        """End here, in a way that lets the client go on, elsewhere or later; never waits."""
+        self.feed(Failed(HandedOver(why, self._job.session_id, self._showing.length)))
 
     def feed(self, event: Fed) -> None:
         """Add an event; never waits."""
@@ -333,13 +332,16 @@ class Driver:
             self.feed(Failed(error))
 
     async def _watch(self) -> None:
-        """Look at intervals for a draft worker while there is none, and whether the verifier is silent."""
+        """Look at intervals for a draft worker while there is none, and whether verifier or client are stuck."""
         while True:
             await asyncio.sleep(TICK_S)
             length = len(self._rounds.tokens)
             if self._search.due(self._rounds.off_reason):
                 self._help(self._search.drafter(length))
             self._peers.require_word(may_go_on=length < self._rounds.commit_limit)
+            if self._showing.unread_s(time.monotonic()) > self._stall_timeout_s:
+                self.hand_over(f"the client has read nothing for {self._stall_timeout_s:g} s: resume the session")
+                return
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class Settings:
     """Pause between two searches for a draft worker."""
     generation_timeout_s: float = 3600.0
     """Deadline of a worker's stream."""
+    stall_timeout_s: float = 300.0
+    """How long a client may leave unread what it is told; then it has to resume."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,12 @@ class Showing:
         self.length = max(job.next_position, len(job.token_ids))
         """Position that was shown, or is about to be."""
         self._taken_told = len(job.token_ids)
+        self._told_s: float | None = None
+        """When the client was told what it has not taken yet."""
+
+    def unread_s(self, now_s: float) -> float:
+        """Return for how long the client has not taken what it is being told; 0 if it has."""
+        return 0.0 if self._told_s is None else now_s - self._told_s
 
     def put(self, event: GenerationEvent | OutriderError) -> None:
         """Tell something, or an error at the end; never waits."""
@@ -66,7 +72,9 @@ class Showing:
             item = await self._queue.get()
             if isinstance(item, OutriderError):
                 raise item
+            self._told_s = time.monotonic()
             yield item
+            self._told_s = None
             if isinstance(item, Chunk):
                 self._note_written(item.start + len(item.token_ids))
             elif isinstance(item, Finished):

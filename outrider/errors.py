@@ -201,7 +201,7 @@ class Unavailable(OutriderError):
 
 
 class HandedOver(Unavailable):
-    """The orchestrator is stopping: the generation goes on where it is resumed, which is possible at once."""
+    """The orchestrator stops, or its client does not read: the generation goes on where it is resumed, at once."""
 
     reason = "HANDED_OVER"
 
@@ -209,7 +209,7 @@ class HandedOver(Unavailable):
         """Name what to resume.
 
         Args:
-            message: that the orchestrator stops.
+            message: why.
             session_id: the session.
             next_position: absolute position after the last token that was sent.
         """

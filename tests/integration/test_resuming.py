@@ -5,9 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import pytest
 
 from outrider.client import NO_RETRY, RETRY, Client, Retry
+from outrider.codec.generation import event_from_proto, request_to_proto
 from outrider.errors import HandedOver, InvalidRequest, LeaseLost, Unavailable
 from outrider.generation import (
     Chunk,
@@ -17,10 +19,12 @@ from outrider.generation import (
     Started,
     TextPrompt,
 )
-from outrider.ids import TokenKind
+from outrider.ids import SessionId, TokenKind
 from outrider.messages import SamplingParams
 from outrider.model.toy import ToyRunner, ToyTokenizer
+from outrider.rpc import rpc_errors
 from outrider.sync_client import SyncClient
+from outrider.v1.generation_pb2_grpc import GenerationServiceStub
 from tests.integration.cluster_bench import Bench, Heard, Running, hear, until
 from tests.integration.cut_wire import CutWire
 from tests.integration.odd_parts import SIZE, VOCABULARY, Script
@@ -320,3 +324,25 @@ async def test_the_client_without_an_event_loop_goes_on_by_itself_too(pair: Pair
     assert left
     assert num_verifiers == 1
     assert Heard(events).token_ids == (await hear(pair.client(), ask(speculation=OFF))).token_ids
+
+
+async def test_a_client_that_reads_nothing_loses_its_place_and_none_of_its_text(valkey_url: str) -> None:
+    """Log-probabilities fill what a stream holds, which does not grow here, within some fifty tokens."""
+    request, events = ask(num_logprobs=128, max_tokens=250), list[GenerationEvent]()
+    async with Bench(valkey_url) as bench:
+        verifier, served = await bench.verifier(toy_delay_s=0.005)
+        _, app, client = await bench.orchestrator([verifier], [], stall_timeout_s=0.3)
+        sessions, engine = app.sessions, served.engine
+        assert sessions is not None
+        assert engine is not None
+        async with grpc.aio.insecure_channel(app.address, options=[("grpc.http2.bdp_probe", 0)]) as opened:
+            call = GenerationServiceStub(opened).Generate(request_to_proto(request))
+            with pytest.raises(HandedOver, match=r"read nothing for 0\.3 s") as told, rpc_errors():
+                async for response in call:
+                    events.append(event_from_proto(response.event))
+                    if len(events) == 2:
+                        await until(lambda: not len(sessions))
+                        await until(lambda: not engine.num_sessions)
+        rest = client.resume(SessionId(told.value.session_id), told.value.next_position)
+        events += [event async for event in rest if not isinstance(event, Started)]
+        await assert_whole(client, Heard(events), request)

@@ -1,5 +1,7 @@
 """What a client is told, and what is made of how far it has got."""
 
+import asyncio
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -71,6 +73,25 @@ async def test_a_client_that_did_not_ask_is_not_told_where_tokens_came_from() ->
         chunk = (await shown.to_the_end())[0]
         assert isinstance(chunk, Chunk)
         assert chunk.kinds == ((TokenKind.PLAIN,) * 2 if asked else ())
+
+
+async def test_a_client_is_late_only_while_it_has_something_to_read() -> None:
+    shown, later_s = Shown(), time.monotonic() + 1000.0
+    events = shown.showing.events()
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert shown.showing.unread_s(later_s) == 0.0, "it waits for the first token"
+    shown.emit(4)
+    await waiting
+    assert 900.0 < shown.showing.unread_s(later_s) <= 1000.0
+    shown.emit(5)
+    assert 900.0 < shown.showing.unread_s(later_s) <= 1000.0
+    waiting = asyncio.ensure_future(anext(events))
+    await waiting
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert shown.showing.unread_s(later_s) == 0.0, "it has read everything"
+    waiting.cancel()
 
 
 async def test_what_a_round_takes_is_counted_once_its_tokens_are_written() -> None:
