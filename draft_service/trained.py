@@ -69,7 +69,7 @@ def make_drafter(settings: DraftSettings, checkpoint: Checkpoint, target: Target
     if not isinstance(draft, FeatureDraft):
         return Medusa(MedusaNet(draft, target.embedding, dtype), ranked, info, tree_nodes=settings.tree_nodes)
     net = FeatureNet(draft, target.embedding, dtype=dtype, num_blocks=settings.pool, context_len=context_len)
-    return FeatureDrafter(net, ranked, info, prefix_reuse=settings.prefix_reuse)
+    return FeatureDrafter(net, ranked, info)
 
 
 def rank(draft: Draft, vocab_len: int) -> Ranked:

@@ -5,12 +5,11 @@ that one; a row of the chain takes the network's own guess, and one of a text th
 stand-in. When a better feature comes for a row that is there already, the row and those behind it are computed again,
 with the next token's. Nothing waits for a feature: a guess from a stand-in costs less than a pass without a guess.
 
-A session that lags behind its text catches up in passes of a bounded number of rows, a bounded number of them per
-step.
+What lies further back than a pass helps hardly: the target's features know of it. So nothing is computed before a guess
+is wanted, and a session that has fallen behind its text by more than a pass, or just began, reads its last tokens and
+goes on from there. Whatever was done before, the first guess takes one pass.
 
-KV is a pool of blocks, as for a language model. Blocks computed from true features alone are known by their ids, stay
-when a session ends as long as there is room, and are taken over by whoever begins with the same ids: the verifier
-sends no features of what it knows itself.
+KV is a pool of blocks, as for a language model.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,16 @@ import torch
 from torch import Tensor
 
 from draft_service.drafters.feature_net import MAX_ROWS, FeatureNet, NetRow
-from draft_service.drafters.features import KEPT_BEHIND, Features
+from draft_service.drafters.features import MAX_KEPT, Features
 from draft_service.drafters.protocol import DrafterInfo, DraftSession, Failed, Guessed, Outcome, Plan, Work
 from draft_service.drafters.sampling import Penalised, Ranked, guess_ranked
 from draft_service.window import FOREVER
 from outrider.ids import SessionId, TokenClass
 from outrider.messages import TargetFeatures
 from outrider.model.kv import BlockSlot, num_blocks_for
+
+SHORT_ROWS = 8
+"""Rows that a session in mid-proposal computes at most, if features came as they should."""
 
 
 @dataclass(slots=True)
@@ -35,17 +37,15 @@ class _State:
 
     session: DraftSession
     slot: BlockSlot
-    """Holds row t as position t, under the id of token t + 1; all of it depends on the first token, too."""
+    """Its rows, each under the id of the token behind it."""
     features: Features
     penalised: Penalised
+    base: int = 0
+    """Position that the first row takes the feature of; what counts rows begins there."""
     own: dict[int, Tensor] = field(default_factory=dict)
     """Guesses of features, by position."""
-    sound_len: int = 0
-    """Rows from the first on whose features were all true."""
     redo_from: int | None = None
     """The first row that a better feature has come for."""
-    wanting: bool = False
-    """Whether a plan waits for the whole text; if not, catching up ends with the features that have come."""
     reserved_len: int = 0
     """Rows that KV blocks are promised for."""
 
@@ -54,20 +54,25 @@ class _State:
         """Blocks promised, and not taken yet."""
         return max(0, num_blocks_for(self.reserved_len) - len(self.slot.blocks))
 
-    def settle(self, num_rows: int) -> int:
-        """Forget rows that must be computed again, the last of `num_rows` in any case; return where to go on."""
-        length = min(self.slot.length, num_rows - 1)
+    def missing(self, length: int) -> int:
+        """Forget rows that must be computed again, and those that a text of `length` >= 2 tokens has left behind.
+
+        Returns:
+            Rows to be computed for the law of the token after the text, 1 .. MAX_ROWS: the last one in any case.
+        """
+        sound = min(self.slot.length, length - self.base - 2)
         if self.redo_from is not None:
-            length = min(length, self.redo_from)
+            sound = min(sound, self.redo_from)
         self.redo_from = None
-        self.shorten(length)
-        return length
+        if sound < 0 or length - self.base - 1 - sound > MAX_ROWS:
+            self.base, sound = max(0, length - 1 - MAX_ROWS), 0
+        self.shorten(sound)
+        return length - self.base - 1 - sound
 
     def shorten(self, length: int) -> None:
         """Forget rows at and past `length`."""
         if length < self.slot.length:
             self.slot.truncate(length)
-        self.sound_len = min(self.sound_len, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +82,31 @@ class _Feed:
     state: _State
     start: int
     token_ids: list[int]
-    wanted: bool
-    """Whether the law of the last row is wanted."""
 
 
 class FeatureDrafter:
     """The feature-level drafter; see the module's head."""
 
-    def __init__(
-        self, net: FeatureNet, ranked: Ranked, info: DrafterInfo, *, prompt_passes: int = 1, prefix_reuse: bool = True
-    ) -> None:
+    def __init__(self, net: FeatureNet, ranked: Ranked, info: DrafterInfo) -> None:
         """Take over a network.
 
         Args:
             net: the network.
             ranked: the ids that its head knows.
             info: describes the drafter; asks for the last layer.
-            prompt_passes: most passes per token step that only catch up, over all sessions.
-            prefix_reuse: whether rows that were computed before, for whichever session, are used again.
         """
         self.info = info
         self._net, self._ranked = net, ranked
-        self._prompt_passes, self._prefix_reuse = prompt_passes, prefix_reuse
         self._states: dict[SessionId, _State] = {}
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def open(self, session: DraftSession, ids: Sequence[int]) -> None:
-        """Begin a session with the rows that are known of `ids`."""
-        slot = self._net.pool.new_slot(by_class=False, behind=ids[:1])
-        if self._prefix_reuse:
-            slot.match(ids[1:-1], [TokenClass.PROMPT] * max(0, len(ids) - 2))
-            if self._net.pool.num_free < sum(other.promised_blocks for other in self._states.values()):
-                # What is known counted as free when others were promised room: their proposals are under way.
-                slot.truncate(0)
+        """Begin a session; nothing is computed yet."""
+        del ids
         features = Features(self._net.hidden_size, self._net.dtype, self.info.context_len)
-        self._states[session.session_id] = _State(
-            session, slot, features, Penalised(session.prompt_len, session.grammar), sound_len=slot.length
-        )
+        penalised = Penalised(session.prompt_len, session.grammar)
+        self._states[session.session_id] = _State(session, self._net.pool.new_slot(by_class=False), features, penalised)
 
     def plan(self, session_id: SessionId, ids: Sequence[int], count: int) -> Plan | None:
         """Offer what fits into the context, if there is KV for it; a text needs two tokens to have a row."""
@@ -126,37 +118,38 @@ class FeatureDrafter:
         num = min(count, self.info.context_len - len(ids))
         if num <= 0:
             return Plan(0, FOREVER, "context_full")
-        if not self._reserve(state, len(ids) - 2 + num):
+        state.missing(len(ids))
+        if not self._reserve(state, len(ids) - 2 - state.base + num):
             return Plan(0, len(ids) + 1, "kv_full")
-        state.wanting = self._lag(state, ids) > MAX_ROWS
-        return None if state.wanting else Plan(num)
+        return Plan(num)
 
     def draw(self, batch: Sequence[Work]) -> list[Outcome]:
-        """Draw one token for each session that can, and let others catch up."""
+        """Draw one token for each session; at most one that has much to read is among those of a step."""
         feeds: dict[int, _Feed] = {}
-        passes_left = self._prompt_passes
+        is_read = False
         for index, work in enumerate(batch):
-            state = self._states[work.session_id]
-            if work.count and self._lag(state, work.ids) <= MAX_ROWS:
-                feeds[index] = _feed(state, work.ids, wanted=True)
-            elif passes_left and self._is_behind(state, work):
-                passes_left -= 1
-                feeds[index] = _feed(state, work.ids, wanted=False)
+            if work.count:
+                feed = _feed(self._states[work.session_id], work.ids)
+                is_long = len(feed.token_ids) > SHORT_ROWS
+                if not (is_long and is_read):
+                    feeds[index] = feed
+                is_read = is_read or is_long
         logits = self._run(feeds)
         return [self._outcome(work, logits.get(index)) for index, work in enumerate(batch)]
 
     def rewind(self, session_id: SessionId, length: int) -> None:
         """Forget rows that saw tokens at and past `length`; features are those of committed tokens, and stay."""
         state = self._states[session_id]
-        state.shorten(max(0, length - 1))
+        state.shorten(max(0, length - 1 - state.base))
         state.penalised.rewind(length)
         state.own = {position: row for position, row in state.own.items() if position < length}
 
     def close(self, session_id: SessionId, keep: bool) -> None:
-        """Give the session's KV back; whole blocks from true features stay known if `keep`."""
+        """Give the session's KV back: none is worth to be kept where any text begins with one pass."""
+        del keep
         state = self._states.pop(session_id, None)
         if state is not None:
-            state.slot.release(forget=not keep)
+            state.slot.release(forget=True)
 
     def take_features(self, features: TargetFeatures) -> None:
         """Keep features for the rows that will want them.
@@ -167,29 +160,12 @@ class FeatureDrafter:
         state = self._states.get(features.session_id)
         if state is None:
             return
-        fresh = state.features.take(features)
-        better = [position for position in fresh if state.sound_len <= position < state.slot.length]
-        if better:
-            state.redo_from = min(better[0], state.slot.length if state.redo_from is None else state.redo_from)
+        fresh = (position - state.base for position in state.features.take(features))
+        better = next((row for row in fresh if row >= 0), state.slot.length)
+        if better < state.slot.length:
+            state.redo_from = better if state.redo_from is None else min(better, state.redo_from)
 
-    # -- catching up and drawing -------------------------------------------------------------------------------------
-
-    def _lag(self, state: _State, ids: Sequence[int]) -> int:
-        """Return how many rows must be computed for the law of the token after `ids`: at least the last one."""
-        num_rows = len(ids) - 1
-        return num_rows - state.settle(num_rows) if num_rows > 0 else 0
-
-    def _is_behind(self, state: _State, work: Work) -> bool:
-        """Whether there are rows to be computed ahead of a draw, and room for them.
-
-        A proposal under way has room, and waits for the whole text, also where late features have set it back.
-        """
-        missing, num_rows = self._lag(state, work.ids), len(work.ids) - 1
-        if work.count:
-            return missing > MAX_ROWS
-        if not state.wanting:
-            missing -= max(0, num_rows - state.features.end)
-        return missing > MAX_ROWS and num_rows + 1 < self.info.context_len and self._reserve(state, num_rows)
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
     def _run(self, feeds: dict[int, _Feed]) -> dict[int, Tensor]:
         """Compute feeds in as few passes as hold them; return the laws that are wanted, [1, draft_vocab_size] each."""
@@ -212,17 +188,18 @@ class FeatureDrafter:
             last = first + len(feed.token_ids)
             self._note(feed, output.guesses[first:last])
             first = last
-        return {index: next(laws) for index, feed in feeds.items() if feed.wanted}
+        return {index: next(laws) for index in feeds}
 
     def _rows(self, feed: _Feed) -> list[NetRow]:
         state, last = feed.state, len(feed.token_ids) - 1
         return [
-            NetRow(state.slot, at, token, self._feature(state, at), wanted=feed.wanted and at == feed.start + last)
-            for at, token in enumerate(feed.token_ids, feed.start)
+            NetRow(state.slot, feed.start + at, token, self._feature(state, feed.start + at), wanted=at == last)
+            for at, token in enumerate(feed.token_ids)
         ]
 
-    def _feature(self, state: _State, position: int) -> Tensor:
-        """Return the best that is known of a position's feature."""
+    def _feature(self, state: _State, row: int) -> Tensor:
+        """Return the best that is known of the feature that a row takes."""
+        position = state.base + row
         known = state.features.get(position)
         if known is None:
             known = state.own.get(position)
@@ -232,21 +209,15 @@ class FeatureDrafter:
         """Take a pass's rows over."""
         state = feed.state
         state.slot.advance(feed.token_ids, TokenClass.PROMPT)
-        while state.sound_len < state.slot.length and state.features.get(state.sound_len) is not None:
-            state.sound_len += 1
-        if feed.wanted:
-            state.own |= dict(enumerate(guesses, feed.start + 1))
-            if len(state.own) > 2 * KEPT_BEHIND:
-                least = feed.start - KEPT_BEHIND
-                state.own = {position: row for position, row in state.own.items() if position >= least}
-        state.features.forget_before(state.slot.length)
-        if self._prefix_reuse:
-            state.slot.commit(state.sound_len)
+        first = state.base + feed.start
+        state.own |= dict(enumerate(guesses, first + 1))
+        if len(state.own) > MAX_KEPT:
+            state.own = {position: row for position, row in state.own.items() if position >= first - MAX_KEPT // 2}
 
     def _outcome(self, work: Work, logits: Tensor | None) -> Outcome:
         state = self._states[work.session_id]
         if logits is None:
-            return Guessed(caught_up=not self._is_behind(state, work))
+            return Guessed(caught_up=not work.count)
         try:
             history = state.penalised.at(work.ids) if state.session.sampling.uses_history else None
             return guess_ranked(logits, self._ranked, state.session, len(work.ids), work.epoch, history)
@@ -266,7 +237,7 @@ class FeatureDrafter:
         return True
 
 
-def _feed(state: _State, ids: Sequence[int], *, wanted: bool) -> _Feed:
-    """Return the next rows of a session: all that are missing, or as many as a pass holds."""
-    start = state.slot.length
-    return _Feed(state, start, list(ids[start + 1 : start + 1 + MAX_ROWS]), wanted)
+def _feed(state: _State, ids: Sequence[int]) -> _Feed:
+    """Return the rows that the law of the next token takes."""
+    token_ids = list(ids[-state.missing(len(ids)) :])
+    return _Feed(state, state.slot.length, token_ids)

@@ -13,10 +13,8 @@ from torch import Tensor
 from outrider.ids import Epoch
 from outrider.messages import TargetFeatures
 
-MAX_KEPT = 2048
+MAX_KEPT = 128
 """Features kept of a session at most; of more, the oldest go."""
-KEPT_BEHIND = 64
-"""Features kept behind the last that was used, in case the text is taken back."""
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -47,13 +45,15 @@ class Features:
         """
         rows = self._rows_of(message)
         fresh = []
-        for position, row in enumerate(rows[: max(0, self.max_len - message.position)], message.position):
+        end = max(0, min(len(rows), self.max_len - message.position))
+        for at in range(max(0, end - MAX_KEPT), end):
+            position, row = message.position + at, rows[at]
             known = self._rows.get(position)
             if known is None or known[0] < message.epoch:
                 self._rows[position] = message.epoch, row
                 if known is None:
                     fresh.append(position)
-        self.end = max(self.end, min(self.max_len, message.position + len(rows)))
+        self.end = max(self.end, min(self.max_len, message.position + end))
         while len(self._rows) > MAX_KEPT:
             del self._rows[next(iter(self._rows))]
         return fresh
@@ -62,11 +62,6 @@ class Features:
         """Return the feature of a position [hidden_size], if it is known."""
         known = self._rows.get(position)
         return None if known is None else known[1]
-
-    def forget_before(self, position: int) -> None:
-        """Drop what lies far enough before a position."""
-        if len(self._rows) > 2 * KEPT_BEHIND:
-            self._rows = {at: row for at, row in self._rows.items() if at >= position - KEPT_BEHIND}
 
     def _rows_of(self, message: TargetFeatures) -> Tensor:
         """Return [positions, hidden_size] of the one layer."""

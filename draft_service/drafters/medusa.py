@@ -149,7 +149,6 @@ class Medusa:
         state = self._states.get(features.session_id)
         if state is not None:
             state.features.take(features)
-            state.features.forget_before(state.features.end)
 
     def _nearest(self, state: _State, position: int) -> int | None:
         """Return the last position up to this one that has a feature and a head left for what follows."""

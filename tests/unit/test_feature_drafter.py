@@ -165,11 +165,12 @@ def test_accepted_tokens_are_computed_again_from_their_true_features() -> None:
 
 @pytest.mark.parametrize("offset", range(7))
 def test_rewound_to_any_offset_it_drafts_as_a_fresh_session(offset: int) -> None:
-    drafter = opened(TEXT, mode=Mode.REJECTION)
-    tokens, _ = draw(drafter, "s", TEXT, 6)
-    length = len(TEXT) + offset
-    text = [*TEXT, *tokens[:offset], 3, 1]
-    drafter.take_features(sent(text, 89, length))
+    begun = TEXT[:24]
+    drafter = opened(begun, mode=Mode.REJECTION)
+    tokens, _ = draw(drafter, "s", begun, 6)
+    length = len(begun) + offset
+    text = [*begun, *tokens[:offset], 3, 1]
+    drafter.take_features(sent(text, 23, length))
     drafter.rewind(S, length)
     drafter.take_features(sent(text, length, length + 1))
     expected = draw(opened(text, mode=Mode.REJECTION), "s", text, 5)
@@ -188,26 +189,35 @@ def test_what_was_rejected_leaves_nothing_behind_where_features_do_not_come(kept
     assert drafts[0] == drafts[1]
 
 
-def test_a_long_pause_is_caught_up_with_in_bounded_steps() -> None:
+@pytest.mark.parametrize("pause", [31, 32, 33, 200])
+def test_after_a_pause_it_goes_on_in_one_pass_from_all_that_is_missing_or_else_as_a_fresh_session(pause: int) -> None:
     drafter = opened(TEXT, mode=Mode.REJECTION)
-    draw(drafter, "s", TEXT, 2)
-    text = TEXT + prompt(200, 5)
+    draw(drafter, "s", TEXT, 1)
+    text = TEXT + prompt(pause, 5)
     drafter.take_features(sent(text, 89, len(text) - 1))
     drafter.rewind(S, len(TEXT))
-    steps = 0
-    while drafter.plan(S, text, 4) is None:
-        [outcome] = drafter.draw([Work(S, EPOCH, text, 0)])
-        assert outcome == Guessed(caught_up=drafter.plan(S, text, 4) is not None)
-        steps += 1
-    assert steps == -(-(len(text) - 2 - 88 - MAX_ROWS) // MAX_ROWS)
-    assert draw(drafter, "s", text, 4) == draw(opened(text, mode=Mode.REJECTION), "s", text, 4)
+    [outcome] = drafter.draw([Work(S, EPOCH, text, 0)])
+    assert outcome == Guessed(), "nothing is done before it is wanted"
+    fresh = draw(opened(text, mode=Mode.REJECTION), "s", text, 4)
+    assert planned(drafter, "s", text, 4) == Plan(4)
+    [outcome] = drafter.draw([Work(S, EPOCH, text, 4)])
+    assert len(guesses(outcome).token_ids) == 1
+    drafter.rewind(S, len(text))
+    knows_no_more = draw(drafter, "s", text, 4) == fresh
+    assert knows_no_more == (pause > MAX_ROWS)
 
 
-def test_features_that_came_are_used_ahead_of_the_next_guess_and_those_to_come_are_waited_for() -> None:
+def test_what_lies_further_back_than_a_pass_is_not_read() -> None:
     text = prompt(300)
-    drafter = opened(text, 128)
-    outcomes = [guesses(drafter.draw([Work(S, EPOCH, text, 0)])[0]) for _ in range(6)]
-    assert [outcome.caught_up for outcome in outcomes] == [False, False, True, True, True, True]
+    other = [*text[: 300 - MAX_ROWS - 1][::-1], *text[300 - MAX_ROWS - 1 :]]
+    assert text != other
+    drafts = []
+    for ids in (text, other):
+        drafter = feature_drafter()
+        drafter.open(session(prompt_len=300), ids)
+        drafter.take_features(sent(text, 0, 299))
+        drafts.append(draw(drafter, "s", ids, 6))
+    assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("length", [90, 97, 98, 128])
@@ -226,16 +236,17 @@ def test_a_proposal_that_late_features_set_back_is_drawn_to_its_end(length: int)
     raise AssertionError(f"{len(grown) - length} of 6 tokens were drawn")
 
 
-def test_one_catch_up_at_a_time_and_nobody_is_held_up_by_it() -> None:
+def test_one_text_is_read_at_a_time_and_nobody_else_is_held_up_by_it() -> None:
     drafter, long = feature_drafter(), prompt(300)
-    for name in ("a", "b"):
+    names = [SessionId("a"), SessionId("b"), S]
+    for name in names:
         drafter.open(session(name, prompt_len=300), long)
-        assert drafter.plan(SessionId(name), long, 1) is None
-    drafter.open(session(prompt_len=len(TEXT[:20])), TEXT[:20])
-    planned(drafter, "s", TEXT[:20], 3)
-    works = [Work(SessionId("a"), EPOCH, long, 0), Work(SessionId("b"), EPOCH, long, 0), Work(S, EPOCH, TEXT[:20], 3)]
-    first, second, third = (guesses(outcome) for outcome in drafter.draw(works))
-    assert (first.caught_up, second.caught_up, len(third.token_ids)) == (False, False, 1)
+        planned(drafter, name, long, 3)
+    drafter.draw([Work(S, EPOCH, long, 3)])
+    drafter.rewind(S, 300)
+    works = [Work(name, EPOCH, long, 3) for name in names]
+    steps = [[len(guesses(outcome).token_ids) for outcome in drafter.draw(works)] for _ in range(2)]
+    assert steps == [[1, 0, 1], [1, 1, 1]]
 
 
 def test_drafts_do_not_depend_on_the_batch() -> None:
@@ -246,39 +257,22 @@ def test_drafts_do_not_depend_on_the_batch() -> None:
         drafter.open(session(name, Mode.REJECTION, prompt_len=len(text)), text)
         drafter.take_features(sent(text, 0, len(text) - 1, name))
         alone[name] = draw(drafter, name, text, 5)
-    together = feature_drafter(prefix_reuse=False)
+    together = feature_drafter()
     for name, text in texts.items():
         together.open(session(name, Mode.REJECTION, prompt_len=len(text)), text)
         together.take_features(sent(text, 0, len(text) - 1, name))
         planned(together, name, text, 5)
     grown, rows = {name: list(text) for name, text in texts.items()}, {name: [] for name in texts}  # type: ignore[var-annotated]
-    for left in range(5, 0, -1):
-        works = [Work(SessionId(name), EPOCH, text, left) for name, text in grown.items()]
-        for name, outcome in zip(texts, together.draw(works), strict=True):
+    for _ in range(5 + len(texts)):
+        left = {name: 5 - len(grown[name]) + len(text) for name, text in texts.items()}
+        works = [Work(SessionId(name), EPOCH, grown[name], count) for name, count in left.items() if count]
+        for name, outcome in zip([work.session_id for work in works], together.draw(works), strict=True):
             grown[name] += guesses(outcome).token_ids
             rows[name] += guesses(outcome).rows
     assert {name: (grown[name][len(text) :], rows[name]) for name, text in texts.items()} == alone
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------
-
-
-def test_what_true_features_have_made_is_there_again_for_whoever_begins_alike() -> None:
-    """The verifier knows the prefix, and sends no features of it again."""
-    drafter = opened(TEXT)
-    expected = draw(drafter, "s", TEXT, 8)
-    drafter.close(S, keep=True)
-    drafter.open(session("t", prompt_len=len(TEXT)), TEXT)
-    drafter.take_features(sent(TEXT, 64, 89, "t"))
-    assert draw(drafter, "t", TEXT, 8) == expected
-
-
-@pytest.mark.parametrize(("known", "keep"), [(89, False), (40, True), (0, True)])
-def test_what_stand_ins_have_made_or_was_not_to_be_kept_is_not_taken_over(known: int, keep: bool) -> None:
-    drafter = opened(TEXT, known)
-    draw(drafter, "s", TEXT, 8)
-    drafter.close(S, keep=keep)
-    assert drafter._net.pool.new_slot(by_class=False).match(TEXT[1:], [TokenClass.PROMPT] * 89) == 0
 
 
 def test_closed_sessions_give_their_blocks_back() -> None:
@@ -290,39 +284,14 @@ def test_closed_sessions_give_their_blocks_back() -> None:
     assert drafter._net.pool.num_free == 4
 
 
-def test_texts_that_differ_in_their_first_token_share_nothing() -> None:
-    """It has no row of its own, and all features depend on it."""
-    other = [TEXT[0] + 1, *TEXT[1:]]
-    drafter = opened(TEXT, mode=Mode.REJECTION)
-    draw(drafter, "s", TEXT, 3)
-    drafter.close(S, keep=True)
-    drafter.open(session(mode=Mode.REJECTION, prompt_len=len(other)), other)
-    drafter.take_features(sent(other, 0, len(other) - 1))
-    assert draw(drafter, "s", other, 5) == draw(opened(other, mode=Mode.REJECTION), "s", other, 5)
-
-
 def test_a_session_without_room_for_its_kv_passes_and_the_others_draft() -> None:
-    drafter = feature_drafter(num_blocks=2, prefix_reuse=False)
+    drafter = feature_drafter(num_blocks=1)
     for name in ("s", "t"):
         drafter.open(session(name, prompt_len=90), TEXT)
     assert planned(drafter, "s", TEXT, 4) == Plan(4)
     assert planned(drafter, "t", TEXT, 4) == Plan(0, 91, "kv_full")
     drafter.close(S, keep=False)
     assert planned(drafter, "t", TEXT, 4) == Plan(4)
-
-
-def test_kept_kv_is_not_taken_over_where_it_is_the_room_that_a_plan_was_promised() -> None:
-    drafter, long, short = feature_drafter(num_blocks=3), prompt(140), prompt(60, 7)
-    drafter.open(session("before", prompt_len=140), long)
-    drafter.take_features(sent(long, 0, 139, "before"))
-    draw(drafter, "before", long, 1)
-    drafter.close(SessionId("before"), keep=True)
-    drafter.open(session("s", prompt_len=60), short)
-    assert planned(drafter, "s", short, 8) == Plan(8)
-    drafter.open(session("again", prompt_len=140), long)
-    while len(short) < 68:
-        [outcome] = drafter.draw([Work(S, EPOCH, short, 68 - len(short))])
-        short += guesses(outcome).token_ids
 
 
 def test_a_context_that_is_full_is_passed_for_good() -> None:
@@ -341,12 +310,12 @@ def test_a_text_of_one_token_is_too_short() -> None:
 
 def test_features_kept_of_a_session_are_bounded() -> None:
     kept = Features(2, torch.float32, 10 * MAX_KEPT)
-    for first in range(0, 3 * MAX_KEPT, 500):
-        kept.take(message(torch.zeros(500, 2), first))
+    for first in range(0, 3 * MAX_KEPT, 50):
+        assert len(kept.take(message(torch.zeros(50, 2), first))) == 50
     assert len(kept) == MAX_KEPT
     assert kept.get(kept.end - 1) is not None
-    kept.forget_before(kept.end)
-    assert len(kept) == 64
+    assert kept.take(message(torch.zeros(500, 2), kept.end))[0] == kept.end - MAX_KEPT
+    assert len(kept) == MAX_KEPT
 
 
 def test_features_past_the_context_are_dropped() -> None:
