@@ -128,6 +128,10 @@ class Driver:
             # Its epoch is over: all of it is told, no row is held, and there is nothing that settling could do.
             self.touched.pop(session.ticket, None)
 
+    def wants_features(self, session: Session) -> bool:
+        """Whether a session's drafter is connected, asked for hidden states, and drafts at present."""
+        return session.chain.speculation.enabled and self.workers.wants_features(session.chain.worker_id)
+
     def tell_features(self, session: Session) -> None:
         """Send a drafter that asked for them the hidden states of the last pass whose positions stay, once.
 

@@ -25,6 +25,7 @@ from verify_service.inbox import Ticket
 from verify_service.residence import Residence
 from verify_service.roster import Roster
 from verify_service.sessions import PassFigures, Session
+from verify_service.workers import FEATURE_REACH
 
 
 def longest_wait(num_sessions: int, max_rows: int, most_rows: int, *, whole: bool = False) -> int:
@@ -208,14 +209,16 @@ class Scheduler:
 
     def _testing(self, session: Session, test: Test) -> Work:
         slot = _slot_of(session)
-        hidden = self._driver.workers.wants_features(session.chain.worker_id)
+        hidden = self._driver.wants_features(session)
         self._driver.touched[session.ticket] = session
         num, best = len(test.feed), session.best_below
         feed = Feed(slot, test.feed, TokenClass.DECODE, num, hidden, best, parents=test.feed_parents)
         return Work(session, feed, test, slot.length)
 
     def _filling(self, session: Session, first: int, last: int, token_class: TokenClass) -> Work:
-        hidden, scored = self._driver.workers.wants_features(session.chain.worker_id), session.scoring is not None
+        # Of what is computed at once a drafter uses the end only.
+        hidden = last > session.chain.kv_len - FEATURE_REACH and self._driver.wants_features(session)
+        scored = session.scoring is not None
         token_ids = tuple(session.chain.tokens[first:last])
         rows = len(token_ids) if hidden or scored else 0
         feed = Feed(_slot_of(session), token_ids, token_class, rows, hidden, hidden_only=hidden and not scored)

@@ -16,6 +16,8 @@ PARKED_S = 1.0
 
 LAST_HIDDEN = -1
 """The one feature layer that a pass can return."""
+FEATURE_REACH = 32
+"""Positions at the end of a text that is computed at once whose features are sent; those before help no drafter."""
 
 
 class Workers:

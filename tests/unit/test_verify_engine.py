@@ -787,6 +787,22 @@ def test_a_worker_that_asks_gets_the_hidden_state_of_every_committed_position() 
     assert seen == [float(at + 1) for at in range(len(client.committed) - (client.kinds[-1] is not TokenKind.ACCEPTED))]
 
 
+def test_of_a_long_prompt_the_features_of_its_end_are_sent() -> None:
+    desk = Desk(feature_layers=(-1,))
+    client = Client(desk, Request(prompt=tuple(range(20)) * 10, max_tokens=8), noisy_draft(0.3))
+    desk.run([client])
+    positions = [item.position for item in desk.to_worker if isinstance(item, TargetFeatures)]
+    assert positions[0] == 128, "the stretch [64, 128) ends before the last 32 of 200, and the next one does not"
+
+
+def test_no_features_are_sent_while_nothing_is_drafted() -> None:
+    desk = Desk(feature_layers=(-1,))
+    client = Client(desk, Request(speculation=OFF), noisy_draft(0.6))
+    desk.run([client])
+    assert len(client.committed) == len(Request().prompt) + Request().max_tokens
+    assert not [item for item in desk.to_worker if isinstance(item, TargetFeatures)]
+
+
 def test_features_come_before_the_hint_that_lets_the_drafter_go_on_from_them() -> None:
     desk = Desk(feature_layers=(-1,), takes_hints=True)
     client = Client(desk, Request(), noisy_draft(0.6))
