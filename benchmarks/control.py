@@ -37,7 +37,8 @@ TO_PLAIN, TO_BEST = 0.97, 0.95
 HOW = """Every level starts so many sessions at the same moment and waits for the last; with fewer sessions than kinds
 of prompts the next one begins when one ends, until every kind had its turn; {tokens} tokens each, greedy, {dtype};
 prompts of these kinds in turn: {kinds}; the same in every arm.
-tokens/s: all tokens by all the time, reading the prompts included; median of {repetitions} repetitions, lowest and highest in brackets. plain: nothing is drafted.
+tokens/s: all tokens by all the time, reading the prompts included; median of {repetitions} repetitions,
+lowest and highest in brackets. plain: nothing is drafted.
 fixed N: proposals of N tokens, and up to 2 N ahead. automatic: what the policy chooses, which knows of earlier sessions
 what it has seen of them: those of this run. The verifier has core {verify}, one thread; the draft worker ({drafter}),
 orchestrator, store and client share core {draft}. To reach: automatic at least {to_plain} of plain, and {to_best} of
