@@ -26,6 +26,9 @@ ENOUGH_S = 0.5
 """The same in time, from the first answer on."""
 NUM_AT_ONCE = 24
 LEFT = "left by its caller"
+CLAIMED = "is lost, and would be drawn differently"
+"""Of an answer to a caller who says to have seen more than the log has. These say so at random; who does not is an
+honest client, whose text is compared."""
 DEFECTS = ("INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "DATA_LOSS", "UNAVAILABLE")
 """Statuses that no input may cause; a broken protocol between services is told apart from INTERNAL."""
 
@@ -117,6 +120,8 @@ class Shooter:
             return "INTERNAL (protocol error)"
         if name == "DATA_LOSS" and any(f"session {gone} is gone" in words for gone in self._book.deleted):
             return "DATA_LOSS (deleted)"
+        if name == "DATA_LOSS" and call.method.name.endswith("/Resume") and CLAIMED in words:
+            return "DATA_LOSS (claimed)"
         if name in DEFECTS:
             self._book.violations.append(f"call {call.number}, {call.method.name}: {name}: {words}")
         return name
