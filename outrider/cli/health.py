@@ -16,7 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.errors import InvalidRequest, OutriderError
 
-app = App(name="outrider health", help="Ask a service whether it serves; exit status 0 if it does, else 1.")
+app = App(
+    name="health",
+    usage="Usage: outrider health [OPTIONS]",
+    help="Ask a service whether it serves; exit status 0 if it does, else 1.",
+)
 
 OPTIONS = [("grpc.enable_http_proxy", 0)]
 """A proxy of the environment is not for calls inside a cluster."""

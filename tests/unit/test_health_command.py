@@ -186,3 +186,8 @@ def test_it_loads_none_of_what_the_other_commands_need() -> None:
 def test_plaintext_is_what_no_option_of_tls_means() -> None:
     assert not PLAINTEXT.is_on
     assert Tls(server_name="verifier").is_on
+
+
+async def test_its_help_calls_it_what_is_to_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, said = await asked(capsys, "--help")
+    assert (status, said.splitlines()[0]) == (0, "Usage: outrider health [OPTIONS]")
