@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outrider.drafting import checkpoint
+from outrider.drafting.blending import blend
 from outrider.drafting.checkpoint import CONFIG, WEIGHTS, Origin
 from outrider.drafting.feature import FeatureDraft, FeatureShape
 from outrider.drafting.medusa import MedusaHeads, MedusaShape
@@ -123,6 +124,41 @@ def test_cut_off_weights_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(FailedPrecondition, match="cannot be read"):
         checkpoint.load(tmp_path)
+
+
+def test_a_blend_is_the_mean_of_all_weights_and_says_what_it_is_made_of(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", saved(tmp_path / "second")
+    other = net()
+    for parameter in other.parameters():
+        parameter.mul_(3.0)
+    checkpoint.save(first, other, replace(origin(), recipe={"steps": 5}), torch.float32)
+    blend(first, second, 0.75, tmp_path / "mean")
+    read = checkpoint.load(tmp_path / "mean", torch.float32)
+    for name, tensor in net().state_dict().items():
+        expected = tensor * (1.5 if name in dict(net().named_parameters()) else 1.0)
+        assert torch.allclose(read.draft.state_dict()[name].float(), expected.float(), rtol=0.01), name
+    assert read.origin.recipe == {
+        "blend": {"first": 0.25, "second": 0.75}, "first": {"steps": 5}, "second": {"steps": 7},
+    }  # fmt: skip
+    read.check_target(VOCABULARY, EMBEDDING)
+
+
+@pytest.mark.parametrize("what", ["kind", "shape", "vocabulary", "ids"])
+def test_drafts_that_do_not_fit_each_other_are_not_blended(what: str, tmp_path: Path) -> None:
+    made, made_for = net(), origin()
+    if what == "kind":
+        checkpoint.save(tmp_path / "other", heads(), origin())
+    elif what == "shape":
+        shape = replace(made.shape, intermediate_size=64)
+        checkpoint.save(tmp_path / "other", FeatureDraft(shape).requires_grad_(False), origin())
+    elif what == "vocabulary":
+        checkpoint.save(tmp_path / "other", made, replace(made_for, vocabulary=Vocabulary("cd" * 32, 300)))
+    else:
+        made.draft_ids.add_(1)
+        checkpoint.save(tmp_path / "other", made, made_for)
+    with pytest.raises(FailedPrecondition, match=what):
+        blend(saved(tmp_path / "one"), tmp_path / "other", 0.5, tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
 
 
 def test_the_draft_that_ships_is_small_and_is_the_default_targets() -> None:

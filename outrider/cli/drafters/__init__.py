@@ -18,6 +18,7 @@ app.command("outrider.cli.drafters.train:train", help="Train a draft for a targe
 app.command(
     "outrider.cli.drafters.prompts:prompts", help="Write a file of varied prompts that a target can be trained by."
 )
+app.command("outrider.cli.drafters.blend:blend", help="Average a draft and what it was trained on to.")
 app.command(
     "outrider.cli.drafters.search_layers:search_layers",
     name="search-layers",
