@@ -12,6 +12,7 @@ from orchestrator.access import Caller
 from orchestrator.http.asking import Asked, chat_asked, completion_asked
 from orchestrator.http.front import Calling, Front, FrontHere
 from orchestrator.http.generating import Generating, Work
+from orchestrator.http.invalid import renamed
 from orchestrator.http.parsing import Format, Parser
 from orchestrator.http.reading import JsonRoute
 from orchestrator.http.samples import About, ChatSample, Sample, TextSample
@@ -67,8 +68,11 @@ async def completions(body: CompletionRequest, front: FrontHere, caller: Calling
             raise InvalidRequest("echo", True, "false beside outrider.session_id, whose earlier turns are not shown")
         if asked.echoes:
             # Their text is told before anything else looks at them.
-            for request in asked.requests:
-                check(request, desk.sessions.language.vocabulary)
+            try:
+                for request in asked.requests:
+                    check(request, desk.sessions.language.vocabulary)
+            except InvalidRequest as error:
+                raise renamed(error, asked.names) from error
 
     def sample(index: int, request: GenerationRequest) -> Sample:
         echo = _echo(request, served) if asked.echoes else None

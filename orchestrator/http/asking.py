@@ -19,6 +19,7 @@ from orchestrator.http.schema import (
     CompletionRequest,
     Content,
     Message,
+    OutriderOptions,
     Part,
     Prediction,
     Sampled,
@@ -171,16 +172,17 @@ def _check_model(body: Sampled, model: str) -> None:
 
 
 def _check_others(body: Sampled) -> None:
-    """Refuse fields that are unknown or not supported; null is what is not there."""
+    """Refuse fields that are unknown or not supported."""
     for name, value in (body.model_extra or {}).items():
-        if value is None or name in IGNORED:
+        if name in IGNORED:
             continue
         if name in REFUSED:
             harmless, why = REFUSED[name]
             if value not in harmless and not (name == "best_of" and value == (body.n or 1)):
                 raise InvalidRequest(name, value, f"nothing: not supported ({why})")
             continue
-        raise no_such_field(name, value, type(body).model_fields)
+        ours = (f"outrider.{each}" for each in OutriderOptions.model_fields)
+        raise no_such_field(name, value, (*ours, *type(body).model_fields))
 
 
 # --- parts of both ------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def _json(value: Callable[[], Any]) -> str:
 
 def _message(field: str, message: Message) -> ChatMessage:
     for name, value in (message.model_extra or {}).items():
-        if value is not None and name not in OF_ANSWERS:
+        if name not in OF_ANSWERS:
             raise no_such_field(f"{field}.{name}", value, Message.model_fields)
     calls = message.tool_calls or ()
     silent = message.role == "assistant" and (calls or message.reasoning_content)

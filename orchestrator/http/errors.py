@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,46 +59,7 @@ TYPES = {
 CODES = {400: "bad_body", 404: "unknown_url", 405: "method_not_allowed", 408: "body_too_slow", 413: "body_too_large"}
 """OpenAI's `code` of errors that are HTTP's own."""
 
-PARAMS = {
-    "text": "prompt",
-    "token_ids": "prompt",
-    "input": "prompt",
-    "chat.messages": "messages",
-    "chat.tools": "tools",
-    "chat.template_arguments": "chat_template_kwargs",
-    "chat.chat_template": "chat_template",
-    "chat.continue_final_message": "continue_final_message",
-    "chat.add_generation_prompt": "add_generation_prompt",
-    "chat": "messages",
-    "max_wait": "outrider.max_wait_s",
-    "priority": "outrider.priority",
-    "processed_logprobs": "outrider.processed_logprobs",
-    "speculation": "outrider",
-    "mode": "outrider.mode",
-    "drafter": "outrider.drafter",
-    "session_id": "outrider.session_id",
-    "request_id": "outrider.request_id",
-    "sample_index": "n",
-    "prediction.text": "prediction.content",
-}
-"""First parts of the names of gRPC's fields, and what the same are called here; "sampling." is left out."""
-
-_OF_MESSAGES = re.compile(r"(tool_calls\[\d+\])\.(name|arguments)$|\.reasoning$")
-"""Fields of messages that have another name, or place, here."""
 _UNAVAILABLE_RETRY_S = 1.0
-
-
-def param_of(field: str) -> str:
-    """Return what a field of a gRPC request is called in OpenAI's."""
-    name = field.removeprefix("sampling.")
-    for ours in sorted(PARAMS, key=len, reverse=True):
-        if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
-            return _OF_MESSAGES.sub(_in_message, PARAMS[ours] + name[len(ours) :])
-    return name
-
-
-def _in_message(found: re.Match[str]) -> str:
-    return ".reasoning_content" if found[0] == ".reasoning" else f"{found[1]}.function.{found[2]}"
 
 
 def body_of(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -115,8 +75,7 @@ def told(error: OutriderError) -> tuple[int, dict[str, Any], dict[str, str]]:
     if status >= 500 and code_of(error) is Code.INTERNAL:
         message = "the server failed; its log knows why"
     if isinstance(error, InvalidRequest):
-        param = param_of(error.field)
-        message = message.replace(error.field, param, 1)
+        param = error.field
     if isinstance(error, NotFound):  # of what a client can ask for here, nothing else has a name
         param = "outrider.session_id" if isinstance(error, SessionNotFound) else "model"
     body = body_of(status, message, param, code)

@@ -43,6 +43,35 @@ ALLOWED: Mapping[str, str] = {
 }
 """By pydantic's kind of error: what is expected. Where its own words are good enough they stay."""
 
+PARAMS = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "input": "prompt",
+    "chat.messages": "messages",
+    "chat.tools": "tools",
+    "chat.template_arguments": "chat_template_kwargs",
+    "chat.chat_template": "chat_template",
+    "chat.continue_final_message": "continue_final_message",
+    "chat.add_generation_prompt": "add_generation_prompt",
+    "chat": "messages",
+    "max_wait": "outrider.max_wait_s",
+    "priority": "outrider.priority",
+    "processed_logprobs": "outrider.processed_logprobs",
+    "speculation": "outrider",
+    "mode": "outrider.mode",
+    "drafter": "outrider.drafter",
+    "session_id": "outrider.session_id",
+    "request_id": "outrider.request_id",
+    "sample_index": "n",
+    "prediction.text": "prediction.content",
+}
+"""First parts of the names of gRPC's fields, and what the same are called here; "sampling." is left out."""
+
+_OF_MESSAGES = re.compile(r"(tool_calls\[\d+\])\.(name|arguments)$|\.reasoning$")
+"""Fields of messages that have another name, or place, here."""
+
+MAX_SHOWN = 200
+"""Characters of a name that are shown, of names that a client made up."""
 _LABEL = re.compile(r"^(str|int|float|bool|none)$|[\[\]()\-]|^[A-Z]")
 """What the place of an error has for the members of a union; a field's name never looks like that."""
 _WORDS = re.compile(r"^(Value error, |Input should be |String should (have )?)")
@@ -52,8 +81,11 @@ Found = Mapping[str, Any]
 
 def no_such_field(field: str, value: object, known: Iterable[str]) -> InvalidRequest:
     """Return the error of a field that does not exist: with the nearest one that does."""
-    close = difflib.get_close_matches(field.rpartition(".")[2], list(known), 1)
-    advice = f"; did you mean {close[0]}?" if close else ""
+    if len(field) > MAX_SHOWN:
+        field = f"{field[:MAX_SHOWN]}…"
+    last = {each.rpartition(".")[2]: each for each in known}
+    close = difflib.get_close_matches(field.rpartition(".")[2], list(last), 1)
+    advice = f"; did you mean {last[close[0]]}?" if close else ""
     error = InvalidRequest(field, value, "nothing")
     return InvalidRequest.rebuild(f"{field}: there is no such field{advice}", error.metadata())
 
@@ -65,7 +97,7 @@ def invalid(errors: Sequence[Found], content_type: str = "application/json") -> 
         errors: as pydantic tells them.
         content_type: what the client says the body is.
     """
-    first = errors[0]
+    first = _deepest(errors)
     if first["type"] == "json_invalid":
         return InvalidRequest("body", f"character {first['loc'][-1]}", f"JSON ({first['ctx']['error']})")
     if isinstance(first.get("input"), bytes):
@@ -82,29 +114,52 @@ def invalid(errors: Sequence[Found], content_type: str = "application/json") -> 
     return InvalidRequest(field or "body", first.get("input"), " or ".join(allowed))
 
 
+def _deepest(errors: Sequence[Found]) -> Found:
+    """Return the error to tell: of what may be of several kinds, that of the kind which fits furthest."""
+    same = (error for error in errors if error["loc"][:2] == errors[0]["loc"][:2])
+    return max(same, key=lambda error: len(_place(error["loc"])))
+
+
 def missing(field: str, allowed: str) -> InvalidRequest:
     """Return the error of a field that is not there, or null, and may not be."""
     return InvalidRequest.rebuild(f"{field} is missing; expected {allowed}", {"field": field, "allowed": allowed})
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """Return an error by the name of the field that the client sent.
+    """Return an error of the sessions by the name of the field that the client sent.
 
     Args:
         error: by the name that the sessions have for the field.
-        names: by those names, or the beginnings of them: what was sent.
+        names: by those names, or the beginnings of them: what was sent, where it is not what `PARAMS` says.
     """
-    for ours, theirs in names.items():
-        if error.field == ours or error.field.startswith((f"{ours}.", f"{ours}[")):
-            message = error.message.replace(error.field, theirs, 1)
-            return InvalidRequest.rebuild(message, {**error.metadata(), "field": theirs})
-    return error
+    field = error.field
+    sent = (theirs for ours, theirs in names.items() if field == ours or field.startswith((f"{ours}.", f"{ours}[")))
+    theirs = next(sent, None) or param_of(field)
+    return InvalidRequest.rebuild(error.message.replace(field, theirs, 1), {**error.metadata(), "field": theirs})
+
+
+def param_of(field: str) -> str:
+    """Return what a field of a gRPC request is called in OpenAI's."""
+    name = field.removeprefix("sampling.")
+    for ours in sorted(PARAMS, key=len, reverse=True):
+        if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
+            return _OF_MESSAGES.sub(_in_message, PARAMS[ours] + name[len(ours) :])
+    return name
+
+
+def _in_message(found: re.Match[str]) -> str:
+    return ".reasoning_content" if found[0] == ".reasoning" else f"{found[1]}.function.{found[2]}"
 
 
 def _field(location: Sequence[str | int]) -> str:
     """Return a place in a body as clients write it."""
-    place = [part for part in location[1:] if not (isinstance(part, str) and _LABEL.search(part))]
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part[:MAX_SHOWN]}" for part in _place(location))
+    return "".join(parts).removeprefix(".")
+
+
+def _place(location: Sequence[str | int]) -> list[str | int]:
+    """Return the fields and indices of a place, without the body and without what pydantic calls members of unions."""
+    return [part for part in location[1:] if not (isinstance(part, str) and _LABEL.search(part))]
 
 
 def _allowed(error: Found) -> str:

@@ -17,10 +17,11 @@ from pydantic import (
     StrictBool,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 from pydantic_core import core_schema
 
-from outrider.codec.checks import MAX_INT, MAX_PRIORITY
+from outrider.codec.checks import MAX_INT, MAX_NAME_CHARS, MAX_PRIORITY
 
 MAX_ANSWERS = 128
 """Most generations of one request: prompts times samples."""
@@ -126,13 +127,24 @@ def _with_known(schema: dict[str, Any]) -> None:
         properties.update({name: {"description": f"Ignored: {why}."} for name, why in IGNORED.items()})
 
 
-class Strict(BaseModel):
+class Nullable(BaseModel):
+    """An object in which null means the same as leaving the field out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Strict(Nullable):
     """An object without further fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Loose(BaseModel):
+class Loose(Nullable):
     """An object whose further fields mean nothing here."""
 
     model_config = ConfigDict(extra="ignore")
@@ -193,12 +205,12 @@ class StructuredOutputs(Strict):
     """Any JSON object."""
 
 
-class Sampled(BaseModel):
+class Sampled(Nullable):
     """What chat and completion requests have in common."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_with_known)
 
-    model: StrictStr = ""
+    model: Annotated[StrictStr, Field(max_length=MAX_NAME_CHARS)] = ""
     """Name of the model; empty: the served one."""
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -260,7 +272,7 @@ class Call(Loose):
     function: CalledFunction
 
 
-class Message(BaseModel):
+class Message(Nullable):
     """One message of a conversation."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_of_answers)

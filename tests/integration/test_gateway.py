@@ -381,7 +381,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"temperature": "hot"}, "temperature"),
     "top_p": ({"top_p": 0}, "top_p"),
     "stop": ({"stop": [""]}, "stop[0]"),
-    "stops": ({"stop": [1]}, "stop"),
+    "stops": ({"stop": [1]}, "stop[0]"),
     "n": ({"n": 0}, "n"),
     "many": ({"n": 129}, "n"),
     "suffix": ({"suffix": "a"}, "suffix"),

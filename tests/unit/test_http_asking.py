@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from orchestrator.http.asking import TOOL_END, Asked, chat_asked, completion_asked
-from orchestrator.http.errors import param_of, told
+from orchestrator.http.errors import told
 from orchestrator.http.figures import speculation
+from orchestrator.http.invalid import param_of
 from orchestrator.http.reading import read_json
 from orchestrator.http.schema import IGNORED, REFUSED, ChatRequest, CompletionRequest
 from outrider.errors import (

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.http.asking import chat_asked, completion_asked
 from orchestrator.http.errors import told
 from orchestrator.http.invalid import STRICT, invalid, renamed
-from orchestrator.http.schema import ChatRequest, CompletionRequest, Strict
+from orchestrator.http.schema import ChatRequest, CompletionRequest, OutriderOptions, StreamOptions, Strict
 from outrider.errors import InvalidRequest, NotFound
 from outrider.parameters import MAX_TOKENS
 from outrider.store.errors import SessionNotFound
@@ -47,10 +47,38 @@ def refused_chat(*messages: dict[str, Any]) -> InvalidRequest:
         ({"prompt": "x", "stop": 5}, "stop: 5 is not allowed; expected a string or a list"),
         ({"prompt": "x", "outrider": 5}, "outrider: 5 is not allowed; expected an object"),
         ({"prompt": "x", "ignore_eos": "no"}, "ignore_eos: 'no' is not allowed; expected true or false"),
+        (
+            {"prompt": [-1]},
+            "prompt[0]: -1 is not allowed; expected a string or a token id in 0 .. 2147483647 or a list",
+        ),
+        ({"prompt": ["x", [5]]}, "prompt[1]: [5] is not allowed; expected a string"),
     ],
 )
 def test_what_is_wrong_with_a_body_is_said_in_plain_words(body: Any, message: str) -> None:
     assert refused(CompletionRequest, body).message == message
+
+
+def test_a_long_name_of_a_model_is_shown_in_part() -> None:
+    error = refused(CompletionRequest, {"prompt": "x", "model": "m" * 9000})
+    assert (error.field, error.allowed) == ("model", "at most 256 characters")
+    assert len(error.message) < 300
+
+
+OPTIONAL = [
+    *(("chat", name) for name in ChatRequest.model_fields if name != "messages"),
+    *(("completion", name) for name in CompletionRequest.model_fields if name != "prompt"),
+    *(("chat", f"outrider.{name}") for name in OutriderOptions.model_fields),
+    *(("chat", f"stream_options.{name}") for name in StreamOptions.model_fields),
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), OPTIONAL)
+def test_null_is_the_same_as_leaving_a_field_out(kind: str, field: str) -> None:
+    model, least = (ChatRequest, {"messages": [SAID]}) if kind == "chat" else (CompletionRequest, {"prompt": "x"})
+    holder, _, name = field.rpartition(".")
+    without: dict[str, Any] = {**least, holder: {}} if holder else least
+    null: dict[str, Any] = {**least, holder: {name: None}} if holder else {**least, name: None}
+    assert model.model_validate(null) == model.model_validate(without)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +161,32 @@ def test_a_tool_choice_is_shown_as_it_was_sent() -> None:
     with pytest.raises(InvalidRequest) as found:
         chat_asked(ChatRequest(messages=[SAID], tool_choice=chosen), "m", calls_known=True)
     assert "{'type': 'function', 'function': {'name': 'add'}} is not allowed" in found.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "greedy"}, "mode: there is no such field; did you mean outrider.mode?"),
+        ({"text": "x"}, "text: there is no such field"),
+        ({"processed_logprobs": True}, "processed_logprobs: there is no such field; did you mean "
+         "outrider.processed_logprobs?"),
+        ({"temprature": 1}, "temprature: there is no such field; did you mean temperature?"),
+        ({"priority": 1, "outrider": {"priority": 1}}, "priority: 1 is not allowed; expected nothing beside "
+         "outrider.priority"),
+        ({"x" * 9000: 1}, f"{'x' * 200}…: there is no such field"),
+    ],
+)  # fmt: skip
+def test_a_field_that_only_looks_like_one_of_grpcs_keeps_its_own_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        completion_asked(CompletionRequest.model_validate({"prompt": "x", **fields}), "m")
+    error = told(found.value)[1]["error"]
+    assert error["message"] == message
+    assert error["param"] == message.partition(":")[0]
+
+
+def test_a_priority_out_of_range_has_the_name_under_which_it_was_sent() -> None:
+    error = refused(CompletionRequest, {"prompt": "x", "priority": -9})
+    assert told(error)[1]["error"]["param"] == "priority"
 
 
 # --- names --------------------------------------------------------------------------------------------------------
