@@ -68,19 +68,27 @@ class Company:
         """Members that are drafted for."""
         return sum(member.drafted for member in self._members)
 
-    def divide(self, num_sessions: int, pass_s: Callable[[int], float], now_s: float, per_draft_s: float = 0.0) -> None:
+    def divide(
+        self,
+        num_sessions: int,
+        pass_s: Callable[[int], float],
+        now_s: float,
+        per_draft_s: float = 0.0,
+        plain_s: float | None = None,
+    ) -> None:
         """Divide the rows again.
 
         Args:
             num_sessions: in a pass, others' than this process's included.
-            pass_s: seconds from pass to pass by rows, if nobody is drafted for.
+            pass_s: seconds from pass to pass by rows, without `per_draft_s`.
             now_s: of a clock that all members share.
             per_draft_s: what each that is drafted for adds.
+            plain_s: seconds from pass to pass where nobody is drafted for; None: by `pass_s`.
         """
         self._divided_s = now_s
         members = [member for member in self._members if member.most > 1]
         claims = [Claim(member.alpha, member.undrafted, member.most) for member in members]
-        division = divide_rows(claims, max(0, num_sessions - len(members)), pass_s, per_draft_s)
+        division = divide_rows(claims, max(0, num_sessions - len(members)), pass_s, per_draft_s, plain_s)
         drafts = any(member.rows > 1 for member in members)
         self.gain = division.gain
         given = division.rows if division.gain >= (KEEP if drafts else GAIN) else (1,) * len(members)

@@ -157,7 +157,7 @@ class Pace:
                 self.is_unlike, self.alpha = True, replace(self.alpha, prior_tests=MIN_WORTH)
         if committed.verify_s > 0.0:
             self._verify_s.append(committed.verify_s)
-            is_plain = not plan.enabled and committed.num_sessions <= 1
+            is_plain = not (plan.enabled or tested or self.passes.company.num_drafted)
             self.passes.observe(committed.num_rows, committed.verify_s, is_plain=is_plain)
         if committed.num_rows:
             # Where sessions are not counted: a run's length is not told where a rejection cut it short; the first of a
@@ -261,7 +261,7 @@ class Pace:
             hoped_alpha: to reckon with, and with as much drafted as can be hoped for; None: what is believed.
         """
         if not plan.enabled:
-            plain_s = self.passes.plain_s if self.load() < MIN_LOAD else None
+            plain_s = self.passes.plain_s(round(self.load()))
             return plain_rate(costs) if plain_s is None else 1.0 / plain_s
         alpha, share = hoped_alpha, self.undrafted(hoped=hoped_alpha is not None)
         undrafted_s = costs.pass_s(1) + (fmean(self._undrafted_waits_s) if self._undrafted_waits_s else 0.0)

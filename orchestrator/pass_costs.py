@@ -4,6 +4,9 @@ Engines pad passes up to classes of rows, mostly powers of two, so that is how c
 seen is taken to cost what the next smaller one does: the policy tries it, and it is seen; those above it twice as much,
 and so on, so that none is skipped.
 
+Passes that nobody is drafted for are kept apart, for a draft worker may share memory or cores with the verifier: they
+say what drafting is to be compared with.
+
 Where sessions share passes, what messages take beside the model (`orchestrator.beside`) is added.
 """
 
@@ -50,9 +53,9 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
-        """Of the model, by class; of a session by itself while it is drafted for."""
-        self._plain_s: deque[float] = deque(maxlen=MEMORY)
-        """Of a session by itself that nobody drafts for: a draft worker may share memory or cores with the verifier."""
+        """Of the model, by class, while somebody is drafted for."""
+        self._plain: dict[int, deque[float]] = {}
+        """The same while nobody is."""
         self._lately: deque[tuple[float, float, float | None]] = deque(maxlen=MEMORY)
         """When, sessions in the pass, and what a restart waited, if one ended."""
         self.alpha = AlphaEstimator(memory_tests=1000.0)
@@ -78,10 +81,21 @@ class PassCosts:
         waits_s = [waited_s for _, waited_s in seen if waited_s is not None]
         return median(load for load, _ in seen), median(waits_s) if waits_s else None
 
-    @property
-    def plain_s(self) -> float | None:
-        """Seconds of a pass of a session by itself that nobody drafts for; None: none was seen."""
-        return median(self._plain_s) if self._plain_s else None
+    def plain_s(self, num_sessions: int) -> float | None:
+        """Return the seconds from pass to pass of so many sessions, >= 1, that nobody drafts for; None: not known.
+
+        Where none of them were seen they are to those that are drafted for as passes of other classes.
+        """
+        per_session = self.beside.costs[0] if num_sessions >= MIN_LOAD else 0.0
+        full, rest = divmod(num_sessions, WIDEST)
+        sizes = [WIDEST] * full + [_class_of(rest)] * bool(rest)
+        if all(size in self._plain for size in sizes):
+            return sum(median(self._plain[size]) for size in sizes) + num_sessions * per_session
+        drafted_s, both = self.by_rows(), self._plain.keys() & self._seconds.keys()
+        if drafted_s is None or not both:
+            return None
+        share = min(1.0, median(median(self._plain[size]) / median(self._seconds[size]) for size in both))
+        return share * drafted_s(num_sessions) + num_sessions * per_session
 
     def observe(self, num_rows: int, seconds: float, *, is_plain: bool = False) -> None:
         """Take the figures of a pass; those of no pass change nothing.
@@ -89,21 +103,16 @@ class PassCosts:
         Args:
             num_rows: of all sessions.
             seconds: of the model.
-            is_plain: whether nobody drafts for the session, which has the pass for itself.
+            is_plain: whether nobody drafts for any of the sessions.
         """
-        if num_rows == 1 and is_plain and seconds > 0.0:
-            self._plain_s.append(seconds)
-        elif num_rows > 0 and seconds > 0.0:
-            self._seconds.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
+        if num_rows > 0 and seconds > 0.0:
+            seen = self._plain if is_plain else self._seconds
+            seen.setdefault(_class_of(num_rows), deque(maxlen=MEMORY)).append(seconds)
 
     @property
     def is_empty(self) -> bool:
         """Whether no pass was measured, or none that told its rows."""
-        return not self._seconds and not self._plain_s
-
-    def has_seen(self, num_rows: int) -> bool:
-        """Whether a pass of so many rows, >= 1, was measured, or one padded to as many; if no rows are told, it was."""
-        return self.is_empty or _class_of(num_rows) in self._seconds
+        return not self._seconds and not self._plain
 
     def by_rows(self) -> Callable[[int], float] | None:
         """Return the seconds of passes by their rows, >= 1, of all sessions; None: nothing was measured."""
@@ -145,12 +154,13 @@ class PassCosts:
         if pass_s is None:
             return
         per_session, per_draft = self.beside.costs
-        self.company.divide(num_sessions, lambda rows: pass_s(rows) + num_sessions * per_session, now_s, per_draft)
+        beside_s, plain_s = num_sessions * per_session, self.plain_s(num_sessions)
+        self.company.divide(num_sessions, lambda rows: pass_s(rows) + beside_s, now_s, per_draft, plain_s)
 
     def _rising(self) -> list[tuple[int, float]]:
         """Return the classes seen and their medians, none lower than a smaller class's."""
         known: list[tuple[int, float]] = []
-        seen = self._seconds if 1 in self._seconds or not self._plain_s else {1: self._plain_s, **self._seconds}
+        seen = {**self._plain, **self._seconds}
         for size in sorted(seen):
             floor = known[-1][1] if known else 0.0
             known.append((size, max(floor, median(seen[size]))))

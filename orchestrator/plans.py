@@ -106,9 +106,7 @@ class Planner:
     def knows_plain(self) -> bool:
         """Whether passes without drafts were seen, without which nothing can be said of what drafting gains."""
         passes = self._pace.passes
-        if self.is_beside:
-            return passes.has_seen(round(self._pace.load()))
-        return passes.plain_s is not None or passes.is_empty
+        return passes.is_empty or passes.plain_s(round(self._pace.load())) is not None
 
     # -- plans -----------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,8 @@ class Tuning:
     """Whether more is drafted than what a trial is."""
     _learning: int = field(init=False, default=0)
     """Rounds without drafts that are left until a plan is chosen."""
+    _has_learned: bool = field(init=False, default=False)
+    """Whether it has decoded such rounds: neighbours that are drafted for may keep them from telling anything."""
     _before: Speculation = field(init=False, default=PLAIN)
     """The plan before these."""
     _off_load: float = field(init=False, default=1.0)
@@ -258,7 +260,7 @@ class Tuning:
         elif self._probing:
             self._go_on_probing(committed, now_s)
         elif self._learning:
-            self._learning -= 1
+            self._learning -= not committed.num_tested
             if not self._learning:
                 self._set(self._before)
                 self._choose(now_s)
@@ -308,8 +310,8 @@ class Tuning:
         plan = self._best_or_trial(costs, now_s)
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
             return
-        if not planner.knows_plain:
-            self._before = present
+        if not (planner.knows_plain or self._has_learned):
+            self._before, self._has_learned = present, True
             self._set(PLAIN)
             self._learning = LEARN_ROUNDS
             return

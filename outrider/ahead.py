@@ -84,7 +84,11 @@ class Division:
 
 
 def divide_rows(
-    claims: Sequence[Claim], others: int, pass_s: Callable[[int], float], per_draft_s: float = 0.0
+    claims: Sequence[Claim],
+    others: int,
+    pass_s: Callable[[int], float],
+    per_draft_s: float = 0.0,
+    plain_s: float | None = None,
 ) -> Division:
     """Divide the rows of passes that sessions share: each goes where an accepted token is likeliest.
 
@@ -97,10 +101,11 @@ def divide_rows(
         others: further sessions, of one row each.
         pass_s: seconds of a pass by rows, which need not be smooth.
         per_draft_s: what a session with further rows adds to every pass beside them.
+        plain_s: seconds of a pass where no session has further rows; None: by `pass_s`.
     """
     num = len(claims) + others
     tokens = rows = float(num)
-    rates = [num / pass_s(num)]
+    rates = [num / (pass_s(num) if plain_s is None else plain_s)]
     taken: list[int] = []
     drafted: set[int] = set()
     for _, index, more_tokens, more_rows in _steps(claims):

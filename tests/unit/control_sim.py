@@ -293,6 +293,8 @@ class Simulation:
             self.sessions.append(session)
         self.running = True
         seconds = self.machine.pass_s(MAX_ROWS - rows, len(works))
+        busy_s = self.machine.draft_s * sum(session.drafter.speculation.gamma for session in self.sessions)
+        seconds += (self.machine.drafted - 1.0) * min(seconds, busy_s)
         self.num_rows += MAX_ROWS - rows
         beside_s = self.machine.message_s * sum(session.drafter.speculation.enabled for session, _ in works)
         self.at(seconds + beside_s, self.end_pass, works, (seconds, MAX_ROWS - rows, len(works)))

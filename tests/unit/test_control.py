@@ -23,7 +23,7 @@ from outrider.gamma import PLAIN, Costs, best_plan, pipelined_rate, plain_rate
 from outrider.generation import SpeculationChoice
 from outrider.ids import Epoch, Generation, TokenKind
 from outrider.messages import DraftStatus, VerdictCause
-from tests.unit.control_machines import BUSY, FAR, GPU, LOOKUP_ON_CPU, TRAINED_ON_CPU, Machine
+from tests.unit.control_machines import BUSY, FAR, GPU, LOOKUP_ON_CPU, ONE_MEMORY, TRAINED_ON_CPU, Machine
 from tests.unit.control_sim import OFF, Simulation, Text
 
 GAMMAS = (1, 2, 4)
@@ -59,6 +59,9 @@ CASES = {
     "a trip of half a pass, mostly right": (FAR, (0.65,), (0.0,), 1),
     "messages that take their time, 4": (BUSY, MIXED, (0.0,), 4),
     "messages that take their time, 8": (BUSY, MIXED, (0.0,), 8),
+    "one memory, alone": (ONE_MEMORY, ALIKE, (0.0,), 1),
+    "one memory, 4": (ONE_MEMORY, MIXED, (0.0,), 4),
+    "one memory, texts alike, 4": (ONE_MEMORY, ALIKE, (0.0,), 4),
     "a GPU, alone": (GPU, (0.5, 0.7, 0.8), (0.0,), 1),
     "a GPU, 8": (GPU, (0.5, 0.7, 0.8), (0.0,), 8),
     "a drafter that is never right, alone": (TRAINED_ON_CPU, (0.0,), (0.0,), 1),
@@ -232,7 +235,8 @@ def test_who_is_drafted_for_has_to_be_worth_what_it_takes_beside_the_rows() -> N
 def test_a_session_that_chose_before_others_came_gives_its_rows_up_with_its_next_round() -> None:
     passes = PassCosts()
     for size in (1, 2, 4, 8, 16, 32):
-        passes.observe(size, 0.02 + 0.2 * (size > 8))
+        for is_plain in (True, False):
+            passes.observe(size, 0.02 + 0.2 * (size > 8), is_plain=is_plain)
     passes.priors.of("d").note((80, 100), 0.0, 0.001, 0.001)
     passes.priors.of("d").note((80, 100), 0.0, 0.001, 0.001)
     tuning = Tuning(SpeculationChoice(), Limits(), Pace(passes))
@@ -283,6 +287,21 @@ def test_passes_that_drafting_slows_down_count_against_it() -> None:
     passes.observe(1, 0.016, is_plain=True)
     assert before == pytest.approx(1.0)
     assert pace.rate(TRIAL, costs) / pace.rate(PLAIN, costs) == pytest.approx(16 / 19)
+
+
+def test_passes_without_drafts_are_known_by_rows_or_else_by_what_other_rows_have_lost() -> None:
+    passes = PassCosts()
+    assert passes.plain_s(4) is None
+    for rows in (1, 4, 8):
+        passes.observe(rows, 0.02 * rows)
+    assert passes.plain_s(4) is None, "nobody has seen one"
+    passes.observe(1, 0.015, is_plain=True)
+    assert passes.plain_s(4) == pytest.approx(0.06)
+    passes.observe(4, 0.07, is_plain=True)
+    assert passes.plain_s(4) == pytest.approx(0.07)
+    claims = [Claim(0.5, most=4)] * 4
+    free, slowed = (divide_rows(claims, 0, lambda rows: 0.02 + 0.001 * rows, 0.0, plain_s) for plain_s in (None, 0.02))
+    assert slowed.gain == pytest.approx(free.gain * 0.02 / 0.024)
 
 
 # --- priors ---------------------------------------------------------------------------------------------------------
