@@ -50,6 +50,8 @@ app.command("outrider.cli.replay:replay", help="Run records of the flight record
 app.command("outrider.cli.plan:plan", help="Say what a drafter would bring: speed-up, best gamma, when to switch off.")
 app.command("simulator.command:app", name="simulate", help="Run a cluster in simulated time, before there is one.")
 console = Console(highlight=False)
+notes = Console(stderr=True, highlight=False)
+"""For what is said beside an answer, which has standard output to itself."""
 
 MOST_WAIT_S = 86_400
 """Longest that a command goes on trying."""
@@ -111,7 +113,7 @@ def main() -> None:
     try:
         app()
     except OutriderError as error:
-        Console(stderr=True, highlight=False).print(f"[red]error:[/red] {redacted(error.message)}", soft_wrap=True)
+        notes.print(f"[red]error:[/red] {redacted(error.message)}", soft_wrap=True)
         sys.exit(1)
 
 
@@ -219,7 +221,7 @@ def doctor(*, models: Models = DEFAULT_MODELS) -> None:
 @asynccontextmanager
 async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
     """Convert the model if it has to be, then start everything; progress bars while it lasts."""
-    with stages(console) as shown:
+    with stages(notes) as shown:
         await asyncio.to_thread(locate, settings.target, shown.update)
         cluster = LocalCluster(
             settings.specs(), store_url=settings.store_url, data_dir=settings.data_dir, on_progress=shown.waiting
@@ -235,13 +237,13 @@ async def _local(settings: LocalSettings) -> AsyncIterator[LocalCluster]:
 async def _run(settings: LocalSettings, request: GenerationRequest, *, origins: bool, compare: bool) -> None:
     async with _local(settings) as cluster, Client(cluster.address) as client:
         if compare:
-            await _ask(client, replace(request, max_tokens=WARM_UP_TOKENS), Answer(console, quiet=True))
-        answer = await _ask(client, request, Answer(console, origins=origins))
+            await _ask(client, replace(request, max_tokens=WARM_UP_TOKENS), Answer(console, notes, quiet=True))
+        answer = await _ask(client, request, Answer(console, notes, origins=origins))
         _show(answer, "with speculation" if compare else "", origins)
         if compare:
             twin = replace(request, speculation=SpeculationChoice(off=True), prediction=None)
             repeatable = request.seed is not None or request.sampling.temperature == 0.0
-            _compare(answer, await _ask(client, twin, Answer(console, quiet=True)), repeatable=repeatable)
+            _compare(answer, await _ask(client, twin, Answer(console, notes, quiet=True)), repeatable=repeatable)
 
 
 def _addresses(text: str) -> tuple[str, ...]:
@@ -276,7 +278,7 @@ async def _generate(
     origins: bool,
 ) -> None:
     async with Client(addresses, retry=retry, tls=tls, api_key=api_key) as client:
-        _show(await _ask(client, request, Answer(console, origins=origins)), "", origins)
+        _show(await _ask(client, request, Answer(console, notes, origins=origins)), "", origins)
 
 
 async def _up(settings: LocalSettings) -> None:
@@ -300,21 +302,22 @@ async def _ask(client: Client, request: GenerationRequest, answer: Answer) -> An
 
 
 def _show(answer: Answer, title: str, origins: bool) -> None:
-    console.print("\n")
+    console.print()
+    notes.print()
     if origins:
-        console.print(legend())
+        notes.print(legend())
     if answer.finished is not None:
-        console.print(figures_table(answer.finished, title))
+        notes.print(figures_table(answer.finished, title))
 
 
 def _compare(answer: Answer, twin: Answer, *, repeatable: bool) -> None:
     """Show the twin's figures, and how the two compare."""
     if answer.finished is None or twin.finished is None:
         return
-    console.print()
-    console.print(figures_table(twin.finished, "the twin, without speculation"))
-    console.print()
+    notes.print()
+    notes.print(figures_table(twin.finished, "the twin, without speculation"))
+    notes.print()
     for line in comparison(answer, twin, repeatable=repeatable):
-        console.print(line)
+        notes.print(line)
     if repeatable and answer.token_ids != twin.token_ids:
         sys.exit(1)

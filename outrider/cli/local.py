@@ -227,7 +227,7 @@ class Stages:
 
 @contextmanager
 def stages(console: Console) -> Iterator[Stages]:
-    """Show progress bars; they vanish at the end."""
+    """Show progress bars, which vanish at the end; nothing where nobody looks."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress:
         yield Stages(progress)

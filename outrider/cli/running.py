@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-console = Console(highlight=False)
+notes = Console(stderr=True, highlight=False)
 
 T = TypeVar("T")
 
@@ -22,10 +22,10 @@ def go(command: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(_until_terminated(command))
     except KeyboardInterrupt:
-        console.print("\ninterrupted")
+        notes.print("\ninterrupted")
         sys.exit(130)
     except asyncio.CancelledError:
-        console.print("\nterminated")
+        notes.print("\nterminated")
         sys.exit(143)
 
 

@@ -24,15 +24,16 @@ MIN_TESTED = 10
 class Answer:
     """Streams an answer to a console and remembers what came."""
 
-    def __init__(self, console: Console, *, origins: bool = False, quiet: bool = False) -> None:
+    def __init__(self, console: Console, notes: Console, *, origins: bool = False, quiet: bool = False) -> None:
         """Prepare.
 
         Args:
-            console: where to print.
+            console: where the text is printed, and nothing else.
+            notes: where notices are printed.
             origins: colour every token by its origin; a chunk whose text lags behind its tokens takes the last one's.
             quiet: remember only.
         """
-        self._console = console
+        self._console, self._notes = console, notes
         self._origins = origins
         self._quiet = quiet
         self.text = ""
@@ -47,7 +48,7 @@ class Answer:
                 self.token_ids.extend(event.token_ids)
                 self._print(event)
             case Notice() if not self._quiet:
-                self._console.print(Text(f"\n[{event.reason}] {event.text}", style="yellow"))
+                self._notes.print(Text(f"\n[{event.reason}] {event.text}", style="yellow"))
             case Finished():
                 self.finished = event
             case _:
@@ -55,6 +56,10 @@ class Answer:
 
     def _print(self, chunk: Chunk) -> None:
         if self._quiet or not chunk.text:
+            return
+        if not self._console.is_terminal:  # Rich would expand tabs
+            self._console.file.write(chunk.text)
+            self._console.file.flush()
             return
         style = STYLES[chunk.kinds[-1]] if self._origins and chunk.kinds else ""
         self._console.print(Text(chunk.text, style=style), end="", soft_wrap=True)

@@ -54,10 +54,12 @@ async def test_run_with_a_toy_compares_a_seeded_text_with_its_twin() -> None:
     arguments = "run", "the cat sat on ", "--target", "toy", "--compare", "--temperature", "0.7", "--seed", "5"
     status, output, errors = await outrider(*arguments, "--max-tokens", "40", watch=seen)
     assert status == 0, errors
-    assert "the texts are equal" in output
-    assert output.count("tokens per second") == 2
-    for line in ("tokens per round", "rollbacks", "acceptance by position", "speed:"):
-        assert line in output
+    assert "the texts are equal" in errors
+    assert errors.count("tokens per second") == 2
+    for line in ("tokens per second", "tokens per round", "rollbacks", "acceptance by position", "speed:"):
+        assert line in errors
+        assert line not in output, "standard output holds the answer alone"
+    assert output.strip()
     assert seen >= {"verify_service", "draft_service", "orchestrator"}
 
 
@@ -84,8 +86,10 @@ async def test_generate_streams_from_the_first_orchestrator_that_answers(toys: T
         "generate", "the cat sat on ", "--address", address, "--max-tokens", "12", "--raw", "--origins"
     )
     assert status == 0, errors
-    assert "tokens: accepted" in output
-    assert "finished:" in output
+    assert output.strip()
+    for line in ("tokens: accepted", "finished:"):
+        assert line in errors
+        assert line not in output, "standard output holds the answer alone"
 
 
 @pytest.mark.parametrize(
@@ -154,15 +158,15 @@ async def test_the_real_model_answers_sensibly_from_three_processes_and_equals_i
     status, output, errors = await outrider("run", question, "--max-tokens", "24", "--compare", watch=seen)
     assert status == 0, output + errors
     assert "Paris" in output
-    assert "the texts are equal" in output
+    assert "the texts are equal" in errors
     assert seen >= {"verify_service", "draft_service", "orchestrator"}
 
 
 async def test_a_prompt_may_begin_with_a_hyphen_and_come_from_standard_input(toys: Toys) -> None:
     address = await toys.address(toys.running("orchestrate")[0])
     status, output, errors = await outrider("generate", "- one", "--address", address, "--max-tokens", "3", "--raw")
-    assert (status, errors) == (0, "")
-    assert "3 (finished: length)" in output
+    assert (status, output[-1:]) == (0, "\n"), "the answer, and the end of its line"
+    assert "3 (finished: length)" in errors
     status, _, errors = await outrider("generate", "-", "--address", address, "--max-tokens", "3", "--raw")
     assert (status, errors.count("\n")) == (1, 1), "standard input is empty here, and an empty prompt is refused"
     assert "text" in errors

@@ -1,16 +1,20 @@
 """What the command line says of two answers to one request."""
 
+import asyncio
 import io
 
+import pytest
 from rich.console import Console
 
+from outrider.cli.local import stages
+from outrider.cli.running import go
 from outrider.cli.show import Answer, comparison
-from outrider.generation import Chunk, Figures, Finished
+from outrider.generation import Chunk, Figures, Finished, Notice
 from outrider.ids import FinishReason
 
 
 def answer(token_ids: tuple[int, ...], tokens_per_second: float) -> Answer:
-    made = Answer(Console(file=io.StringIO()), quiet=True)
+    made = Answer(Console(file=io.StringIO()), Console(file=io.StringIO()), quiet=True)
     made.take(Chunk(0, token_ids, "".join(map(chr, token_ids))))
     made.take(Finished(FinishReason.LENGTH, figures=Figures(tokens_per_second=tokens_per_second)))
     return made
@@ -18,6 +22,35 @@ def answer(token_ids: tuple[int, ...], tokens_per_second: float) -> Answer:
 
 def said(*answers: Answer, repeatable: bool) -> str:
     return "\n".join(line.plain for line in comparison(*answers, repeatable=repeatable))
+
+
+def test_the_answer_alone_goes_to_its_console_as_it_is_and_notices_to_the_other() -> None:
+    text, notes = io.StringIO(), io.StringIO()
+    made = Answer(Console(file=text, force_terminal=False), Console(file=notes, force_terminal=False))
+    for event in (Chunk(0, (1,), "all:\n\ttrue"), Notice("drafter_lost", "it is gone"), Chunk(1, (2,), " [b]")):
+        made.take(event)
+    assert text.getvalue() == "all:\n\ttrue [b]"
+    assert notes.getvalue() == "\n[drafter_lost] it is gone\n"
+
+
+def test_progress_leaves_nothing_in_a_file() -> None:
+    written = io.StringIO()
+    with stages(Console(file=written, force_terminal=False)) as shown:
+        shown.waiting("verify-1")
+        shown.done()
+    assert written.getvalue() == ""
+
+
+def test_how_a_command_was_ended_is_no_part_of_its_output(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, said, status in ((KeyboardInterrupt, "interrupted", 130), (asyncio.CancelledError, "terminated", 143)):
+
+        async def ended(error: type[BaseException] = error) -> None:
+            raise error
+
+        with pytest.raises(SystemExit) as left:
+            go(ended())
+        assert left.value.code == status
+        assert capsys.readouterr() == ("", f"\n{said}\n")
 
 
 def test_equal_texts_and_the_ratio_of_their_speeds_are_stated() -> None:
