@@ -6,6 +6,7 @@
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from orchestrator.http import answering, errors, health, live
 from orchestrator.http.front import Front
@@ -28,9 +29,11 @@ def make_app(front: Front) -> FastAPI:
     app = FastAPI(title="Outrider", version="1", docs_url=None, redoc_url=None, description=ABOUT)
     app.state.front, app.state.live = front, live.Live(front)
     errors.install(app)
-    app.include_router(health.router)
-    app.include_router(answering.router)
-    app.include_router(live.router)
+    routers = (health.router, answering.router, live.router)
+    for router in routers:
+        app.include_router(router)
+    everywhere = (*app.routes, *(route for router in routers for route in router.routes))
+    app.state.routes = [route for route in everywhere if isinstance(route, Route)]
     if PAGE.is_dir():
         app.mount("/", Page(directory=PAGE, html=True), name="page")
     return app

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from orchestrator.http.front import front_of
 from orchestrator.http.invalid import invalid
@@ -150,7 +151,9 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 def _methods(request: Request) -> list[str]:
     """Return the methods that the path of a request has."""
-    return sorted(method.upper() for method in request.app.openapi()["paths"].get(request.url.path, {}))
+    routes: list[Route] = request.app.state.routes
+    there = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in there for method in route.methods or ()})
 
 
 async def _on_defect(request: Request, error: Exception) -> JSONResponse:

@@ -3,6 +3,7 @@
 from collections.abc import MutableMapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
@@ -11,6 +12,9 @@ HEADERS = {
     # Asked for again each time, so that a page of one version never runs with scripts of another.
     "cache-control": "no-cache",
 }
+
+
+METHODS = ("GET", "HEAD")
 
 
 class Page(StaticFiles):
@@ -22,6 +26,9 @@ class Page(StaticFiles):
         Raises:
             HTTPException: there is no such file, or it may not be asked for this way.
         """
-        response = await super().get_response(path, scope)
+        # A file that is not there is the first thing to say, whatever should be done with it.
+        response = await super().get_response(path, {**scope, "method": "GET"})
+        if scope["method"] not in METHODS:
+            raise HTTPException(405, headers={"allow": ", ".join(METHODS)})
         response.headers.update(HEADERS)
         return response

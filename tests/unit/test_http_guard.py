@@ -33,6 +33,38 @@ async def test_every_response_keeps_a_browser_from_loading_or_running_anything_e
     assert headers["referrer-policy"] == "no-referrer"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("POST", "/v1/models/one", "GET"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+        ("POST", "/", "GET, HEAD"),
+        ("PUT", "/main.js", "GET, HEAD"),
+        ("GET", "/v1/embeddings", ""),
+        ("POST", "/v1/embeddings", ""),
+        ("POST", "/nope", ""),
+        ("DELETE", "/v1/completions/one", ""),
+        ("PATCH", "/main.js/nope", ""),
+    ],
+)
+async def test_an_unknown_url_is_404_and_a_known_one_asked_wrongly_405_that_names_the_methods(
+    method: str, path: str, allowed: str
+) -> None:
+    transport = httpx.ASGITransport(make_app(Front(Metrics(), lambda: "")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        answer = await http.request(method, path)
+    status, code, kind = (405, "method_not_allowed", "invalid_request_error") if allowed else (
+        404, "unknown_url", "not_found_error",
+    )  # fmt: skip
+    assert (answer.status_code, answer.headers.get("allow", "")) == (status, allowed)
+    error = answer.json()["error"]
+    assert (error["code"], error["type"], error["param"]) == (code, kind, None)
+    assert path.rpartition("/")[2] in error["message"]
+
+
 async def test_a_response_to_a_defect_is_counted_too() -> None:
     metrics = Metrics()
 
