@@ -36,6 +36,8 @@ class Ticket:
         self.caller = caller
         self.session_id = session_id or SessionId(secrets.token_hex(12))
         """Name of the session. 96 random bits: nobody comes upon another's by trying."""
+        self.waited_s = 0.0
+        """How long it waited for a place at this process, once it has one."""
         self._usage = usage
         self._name = f"{self.session_id}/{secrets.token_hex(6)}"
         self._held = False

@@ -145,6 +145,7 @@ class Sessions:
         started_s, ticket = time.monotonic(), ticket or Ticket()
         with self._tools.metrics.refusing():
             async with self._admitted(_asked(ticket, request.priority, request.max_wait_s)) as place:
+                ticket.waited_s = time.monotonic() - started_s
                 opened = await self._opening.begin(request, started_s, ticket)
                 driver = self._launch(opened, place) if isinstance(opened, Opened) else None
         if driver is None:
@@ -170,6 +171,7 @@ class Sessions:
                 # Before a place is waited for: it has the one that this call needs.
                 before.feed(Failed(LeaseLost(f"session {asked.session_id} is resumed by another call")))
             async with self._admitted(_asked(ticket, RESUMING, None, may=RESUMING)) as place:
+                ticket.waited_s = time.monotonic() - started_s
                 opened = await self._opening.resume(asked, started_s, ticket)
                 driver = self._launch(opened, place) if isinstance(opened, Opened) else None
         if driver is None:

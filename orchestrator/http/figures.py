@@ -35,15 +35,20 @@ def usage(finished: Sequence[Finished], num_samples: int, num_thoughts: int | No
     }
 
 
-def metrics(finished: Finished) -> Json:
-    """Return times and speculation of one answer, in the shape of vLLM's per-request metrics."""
+def metrics(finished: Finished, waited_s: float) -> Json:
+    """Return times and speculation of one answer, in the shape of vLLM's per-request metrics.
+
+    Args:
+        finished: its end.
+        waited_s: how long it waited for a place; not for passes, of which each round waits for its own.
+    """
     figures = finished.figures
     after_first_ms = 1000 * max(0.0, figures.total_s - figures.time_to_first_token_s)
     gaps = finished.usage.completion_tokens - 1
     return {
         "time_to_first_token_ms": 1000 * figures.time_to_first_token_s,
         "generation_time_ms": after_first_ms,
-        "queue_time_ms": 1000 * figures.queue_s,
+        "queue_time_ms": 1000 * waited_s,
         "mean_itl_ms": 1000 / figures.tokens_per_second if figures.tokens_per_second and gaps > 0 else 0.0,
         "tokens_per_second": figures.tokens_per_second,
         "speculative_decoding": speculation(figures),

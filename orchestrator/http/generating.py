@@ -20,7 +20,7 @@ from orchestrator.http.invalid import renamed
 from orchestrator.http.telling import Telling, server_sent
 from orchestrator.servicer import Desk
 from outrider.errors import Cancelled, Internal, InvalidRequest, OutriderError
-from outrider.generation import Chunk, Finished, GenerationEvent, GenerationRequest
+from outrider.generation import Chunk, Finished, GenerationEvent, GenerationRequest, Started
 from outrider.ids import FinishReason
 
 MAX_AT_ONCE = 16
@@ -84,13 +84,13 @@ class Work:
             await self._one(index, request, take_and_note)
 
     async def _one(self, index: int, request: GenerationRequest, take: Take) -> None:
-        async with aclosing(self._events(request)) as events:
+        async with aclosing(self._events(index, request)) as events:
             async for event in events:
                 await take(index, event)
                 if isinstance(event, Finished) and event.reason is FinishReason.CANCELLED:
                     raise Cancelled("the generation was called off")
 
-    async def _events(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def _events(self, index: int, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield what happens to a generation, as over gRPC."""
         desk = self.desk
         async with (
@@ -98,6 +98,8 @@ class Work:
             aclosing(desk.told(ticket, desk.sessions.generate(request, ticket))) as events,
         ):
             async for event in events:
+                if isinstance(event, Started):
+                    self.telling.waited(index, ticket.waited_s)
                 yield event
 
 

@@ -39,6 +39,8 @@ class About:
         self._tokens, self._wants_origin, self._stops = tokens, request.return_token_origin, request.stop
         self.started: Started | None = None
         self.finished: Finished | None = None
+        self.waited_s = 0.0
+        """For a place, before it began."""
         self.notices: list[Json] = []
         self.prompt_logprobs: list[Json | None] | None = None
         self._origins: list[Json] = []

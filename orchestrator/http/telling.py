@@ -49,6 +49,10 @@ class Telling:
         """Take what happened to an answer of which the whole will be told."""
         self._samples[index].take(event)
 
+    def waited(self, index: int, seconds: float) -> None:
+        """Note how long an answer waited for its place."""
+        self._samples[index].about.waited_s = seconds
+
     def frame(self, index: int, event: GenerationEvent) -> bytes:
         """Take what happened to an answer, and return the server-sent event that tells it; empty: nothing does."""
         choice = self._samples[index].take(event)
@@ -115,7 +119,9 @@ class Telling:
 
     def _metrics(self) -> Json:
         """Return what describes one answer alone, as vLLM has it."""
-        return {"metrics": figures.metrics(self._ends()[0])} if len(self._samples) == 1 else {}
+        if len(self._samples) > 1:
+            return {}
+        return {"metrics": figures.metrics(self._ends()[0], self._samples[0].about.waited_s)}
 
     def _fingerprint(self) -> str | None:
         names = {end.figures.engine_fingerprint for end in self._ends() if end.figures.engine_fingerprint}

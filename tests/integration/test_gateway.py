@@ -346,6 +346,21 @@ async def test_times_are_told_per_token_not_per_round(shared: Door) -> None:
     assert metrics["mean_itl_ms"] * 29 <= metrics["generation_time_ms"] * 1.001
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_queue_time_is_the_wait_for_a_place(bench: Bench, stream: bool) -> None:
+    async with door(bench, drafts=False, verifier={"toy_delay_s": 0.01}, max_sessions=1) as opened:
+        sessions, value = opened.app.sessions, opened.app.metrics.registry.get_sample_value
+        assert sessions is not None
+        first = asyncio.create_task(opened.ask(prompt=PROMPT, max_tokens=40, **GOES_ON))
+        await until(lambda: len(sessions) == 1)
+        known: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 4, **GOES_ON}
+        told = (await opened.chunks(**known))[-1] if stream else await opened.whole(**known)
+        waits_ms = [each["metrics"]["queue_time_ms"] for each in ((await first).json(), told)]
+        assert waits_ms[0] < waits_ms[1] < told["metrics"]["time_to_first_token_ms"]
+        assert sum(waits_ms) / 1000 >= (value("outrider_admission_wait_seconds_sum") or 0.0) > 0
+        assert told["outrider"]["figures"]["queue_s"] < waits_ms[1] / 1000, "that is what its passes were waited for"
+
+
 async def test_a_stream_is_a_chunk_per_round_and_its_last_one_has_the_figures(shared: Door) -> None:
     chunks = await shared.chunks(
         prompt=PROMPT, temperature=0, max_tokens=30, ignore_eos=True, outrider={"return_token_origin": True}
