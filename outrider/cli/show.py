@@ -101,6 +101,9 @@ def figures_table(finished: Finished, title: str = "") -> Table:
 
 def _lines(reason: FinishReason, usage: Usage, figures: Figures) -> Iterable[tuple[str, str]]:
     yield "tokens", f"{usage.completion_tokens} (finished: {reason.name.lower()})"
+    measured = figures.num_accepted + figures.num_recovered + figures.num_bonus + figures.num_plain
+    if measured < usage.completion_tokens:
+        yield "measured", f"{measured} of them, those after it was resumed"
     # Of what came at once there is no time between, and no speed.
     speed = f"{figures.tokens_per_second:.1f}" if figures.tokens_per_second else "too few tokens"
     yield "tokens per second", speed

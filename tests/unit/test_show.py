@@ -8,8 +8,8 @@ from rich.console import Console
 
 from outrider.cli.local import stages
 from outrider.cli.running import go
-from outrider.cli.show import Answer, comparison
-from outrider.generation import Chunk, Figures, Finished, Notice
+from outrider.cli.show import Answer, comparison, figures_table
+from outrider.generation import Chunk, Figures, Finished, Notice, Usage
 from outrider.ids import FinishReason
 
 
@@ -51,6 +51,12 @@ def test_how_a_command_was_ended_is_no_part_of_its_output(capsys: pytest.Capture
             go(ended())
         assert left.value.code == status
         assert capsys.readouterr() == ("", f"\n{said}\n")
+
+
+@pytest.mark.parametrize(("plain", "said"), [(150, None), (88, "88 of them, those after it was resumed")])
+def test_figures_of_a_part_of_the_tokens_are_said_to_be(plain: int, said: str | None) -> None:
+    table = figures_table(Finished(FinishReason.LENGTH, usage=Usage(5, 150), figures=Figures(num_plain=plain)))
+    assert dict(zip(*(column.cells for column in table.columns), strict=True)).get("measured") == said
 
 
 def test_equal_texts_and_the_ratio_of_their_speeds_are_stated() -> None:
