@@ -37,7 +37,7 @@ from orchestrator.events import (
     VerdictArrived,
     VerifierChosen,
 )
-from orchestrator.figures import Meter, came_true, round_of
+from orchestrator.figures import Meter, came_true, in_words, round_of
 from orchestrator.job import Drained, Job, Reported, Tools
 from orchestrator.journal import Journal
 from orchestrator.pace import Pace
@@ -371,7 +371,7 @@ class Driver:
             figures = await asyncio.to_thread(came_true, figures, prediction, self._rounds.tokens[prompt_len:])
         self._metrics.total_s.observe(figures.total_s)
         self._trace.end(outcome, "" if error is None else error.message, figures)
-        log.info("the generation ended (%s): %s", outcome, figures)
+        log.info("the generation ended (%s): %s", outcome, in_words(figures))
         usage = Usage(prompt_len, len(self._rounds.tokens) - prompt_len, min(prompt_len, self._meter.num_cached or 0))
         finished = Finished(last.reason, self._commit.matched, usage, figures) if isinstance(last, Finish) else None
         self._showing.put(finished or error or Internal("the generation ended without a reason"))

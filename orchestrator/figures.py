@@ -5,7 +5,7 @@ late verdict not at all. A proposal that was never tested counts as drafted, nev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from outrider.alignment import num_agreeing
 from outrider.generation import Figures
@@ -202,6 +202,21 @@ def came_true(figures: Figures, prediction: Sequence[int], said: Sequence[int]) 
     accepted = num_agreeing(prediction, said)
     rejected = len(prediction) - accepted
     return replace(figures, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
+
+
+def in_words(figures: Figures) -> str:
+    """Return all figures but those that are nought, by name; for the log."""
+    return ", ".join(f"{name} {_short(value)}" for name, value in asdict(figures).items() if value)
+
+
+def _short(value: str | float | tuple[int, ...]) -> str:
+    match value:
+        case tuple():
+            return " ".join(map(str, value))
+        case float():
+            return f"{value:.3f}"
+        case _:
+            return str(value)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -110,7 +110,7 @@ class Flights:
                 await told.wait()
                 told.clear()
                 if self.settings.folder:
-                    log.info("%d flight records are written to %s", await self.write_all(), self.settings.folder)
+                    log.info("flight records written to %s: %d", self.settings.folder, await self.write_all())
                 else:
                     log.warning("no flight record is written: FLIGHT_FOLDER is not set")
         finally:

@@ -29,6 +29,11 @@ class Format:
     calls: bool = False
     """Whether calls of tools are marked."""
 
+    def __str__(self) -> str:
+        """Say it in words, behind "answers are taken apart into"."""
+        thoughts = ["thoughts, in which they begin" if self.thinks_first else "thoughts"] if self.thinks else []
+        return ", ".join([*thoughts, *(["calls of tools"] if self.calls else []), "content"])
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

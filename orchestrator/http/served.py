@@ -34,7 +34,7 @@ def served(language: Language, markers: Markers = "auto") -> Served:
     if markers != "auto":
         thinks = "think" in markers
         found = Format(thinks, thinks and found.thinks_first, "hermes" in markers)
-    log.info("answers of %s are taken apart by %s", language.model, found)
+    log.info("answers of %s are taken apart into %s", language.model, found)
     return Served(language.model, Tokens(language), found)
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.figures import Meter, Round, round_of
+from orchestrator.figures import Meter, Round, in_words, round_of
+from outrider.generation import Figures
 from outrider.ids import Epoch, Generation, SessionId, TokenKind
 from outrider.messages import DraftStatus, Verdict, VerdictCause
 
@@ -54,6 +55,11 @@ def random_verdicts(source: random.Random, count: int) -> list[Verdict]:
         verdicts.append(verdict("a" * accepted + tail, tested=tested, epoch=epoch, ends=ends))
         epoch += ends
     return verdicts
+
+
+def test_the_log_has_the_figures_in_words_and_no_more_digits_than_mean_something() -> None:
+    figures = Figures(num_rounds=3, tested_per_position=(3, 2), tokens_per_second=31.123456789, drafter="toy")
+    assert in_words(figures) == "num_rounds 3, tested_per_position 3 2, tokens_per_second 31.123, drafter toy"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,6 +6,11 @@ import pytest
 
 from orchestrator.http.parsing import Called, Format, Parser, Piece, Said, Thought, format_of
 
+WORDS = [
+    (Format(), "content"),
+    (Format(calls=True), "calls of tools, content"),
+    (Format(thinks=True, thinks_first=True, calls=True), "thoughts, in which they begin, calls of tools, content"),
+]
 ALL = Format(thinks=True, calls=True)
 OPEN = Format(thinks=True, thinks_first=True, calls=True)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -89,3 +94,8 @@ def test_content_is_given_out_as_soon_as_it_is_certain() -> None:
 )
 def test_markers_are_found_in_the_chat_template(template: str, rendered: str, wanted: Format) -> None:
     assert format_of(template, rendered) == wanted
+
+
+@pytest.mark.parametrize(("marks", "words"), WORDS, ids=["nothing", "calls", "all"])
+def test_what_is_looked_for_can_be_said_in_words(marks: Format, words: str) -> None:
+    assert str(marks) == words
