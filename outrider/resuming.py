@@ -150,9 +150,10 @@ class Tries:
         if isinstance(error, ResourceExhausted):
             pause_s = max(pause_s, min(error.retry_delay_s, self.retry.longest_pause_s))
         waited_s = self.clock() - self._since_s
-        if self.num_in_vain >= self.retry.max_attempts or waited_s + pause_s > self.retry.max_total_s:
+        left_s = self.retry.max_total_s - waited_s
+        if self.num_in_vain >= self.retry.max_attempts or left_s <= 0:
             raise _given_up(error, self.num_in_vain, waited_s)
-        return pause_s
+        return min(pause_s, left_s)  # the last try is at the end of the time
 
 
 def _given_up(error: OutriderError, num_tries: int, seconds: float) -> OutriderError:

@@ -237,7 +237,7 @@ def zone(*, lose: int = 0, at: float | None = None, detect_s: float = 1.0, given
         ("tokens/s before", f"{found.before:.1f}"), ("lowest second behind it", f"{found.lowest:.0f}"),
         ("tokens/s in the last quarter", f"{found.after:.1f}"), ("sessions moved", str(summary.moved)),
         ("longest pause of those, median", _ms(summary.pause_s)), ("99 % of them below", _ms(summary.pause_p99_s)),
-        ("generations that failed", str(summary.failed)), ("how", summary.mode),
+        ("generations that failed", str(summary.failed)), ("how it was found", f"with the real {summary.mode}"),
     ]))  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def _lines(found: Summary) -> list[tuple[str, str]]:
         ("draft workers busy", _share(found.draft_busy)),
         ("generations finished, failed", f"{found.finished}, {found.failed}"),
         *(pauses if found.moved else []),
-        ("how", f"{found.mode}, {found.events} events in {found.wall_s:.1f} s"),
+        ("how it was found", f"with the real {found.mode}: {found.events} events in {found.wall_s:.1f} s"),
     ]
 
 

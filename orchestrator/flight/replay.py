@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> int:
             record = load(Path(name))
             replayed = replay(record)
         except InvalidRequest as error:
-            print(error.message, file=sys.stderr)
+            print(f"error: {error.message}", file=sys.stderr)
             return 2
         what = f"{record.get('session', '')} ({record.get('outcome', '')})"
         print(f"{what}: {replayed.num_events} events, {replayed.num_commands} commands as recorded")

@@ -14,7 +14,8 @@ import grpc
 from cyclopts import App, Parameter
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.handshake import handshake_error
 
 app = App(
     name="health",
@@ -107,7 +108,8 @@ def status(address: str, tls: Tls, service: str, timeout_s: float) -> str:
     """Return "SERVING".
 
     Raises:
-        SystemExit: it does not serve, or does not answer; with status 1, and the reason on standard error.
+        SystemExit: it does not serve; with status 1, and the reason on standard error.
+        Unavailable: it does not answer.
         InvalidRequest: a file of TLS cannot be used.
     """
     with _channel(address, tls) as channel:
@@ -116,7 +118,8 @@ def status(address: str, tls: Tls, service: str, timeout_s: float) -> str:
                 health_pb2.HealthCheckRequest(service=service), timeout=timeout_s
             )
         except grpc.RpcError as error:
-            sys.exit(f"{address}: {error.code().name}: {error.details()}")
+            details = str(error.details())
+            raise handshake_error(details) or Unavailable(f"{address}: {error.code().name}: {details}") from error
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         sys.exit(f"{address}: {name}")

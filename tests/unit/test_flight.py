@@ -262,7 +262,9 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, text: str, capsys: 
     with pytest.raises(InvalidRequest):
         replay(load(path))
     assert main([str(path)]) == 2
-    assert "is not allowed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: file: ")
+    assert "is not allowed" in said
 
 
 def test_the_command_runs_files_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,18 @@ async def test_a_connection_closed_at_once_is_tried_on(front: Front) -> None:
     assert not isinstance(caught.value, HandshakeFailed)
 
 
+def test_the_time_that_there_is_for_trying_is_used_to_its_end() -> None:
+    now_s = 0.0
+    retry = Retry(max_attempts=1000, max_total_s=2.0, first_pause_s=0.3, longest_pause_s=1.5)
+    tries = Tries(retry, num_addresses=1, clock=lambda: now_s)
+    with pytest.raises(Unavailable, match=r"in 2\.0 s"):
+        for _ in range(1000):
+            pause_s = tries.pause_after(Unavailable("away"), begun=True)
+            assert 0 < pause_s <= 2.0 - now_s
+            now_s += pause_s
+    assert now_s == pytest.approx(2.0)
+
+
 def test_only_failures_in_a_row_end_the_tries() -> None:
     tries = Tries(Retry(first_pause_s=0.0, longest_pause_s=0.0), num_addresses=2)
     for error in (HandshakeFailed("strange"), Unavailable("away"), HandshakeFailed("strange"), Unavailable("away")):

@@ -34,7 +34,9 @@ def test_a_cluster_is_told_with_what_a_million_tokens_cost(capsys: pytest.Captur
     found = json.loads(shown(capsys))
     assert found["cost_per_million"] == pytest.approx(4.0 / (found["tokens_per_s"] * 3600) * 1e6)
     command.cluster(given=given(price=("verifier=3.6", "draft=0.4")))
-    assert f"{found['cost_per_million']:.2f}" in shown(capsys)
+    table = shown(capsys)
+    assert f"{found['cost_per_million']:.2f}" in table
+    assert re.search(r"how it was found +with the real machines: \d+ events in ", table)
 
 
 def test_more_draft_workers_than_are_needed_are_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
