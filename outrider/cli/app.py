@@ -283,7 +283,9 @@ async def _generate(
 
 async def _up(settings: LocalSettings) -> None:
     async with _local(settings) as cluster:
-        console.print(f"serving {settings.target} at {cluster.address}; logs in {cluster.folder}; Ctrl-C stops it")
+        # In the background of a script Ctrl-C does not reach it.
+        where = f"{settings.target} at {cluster.address}; logs in {cluster.folder}"
+        console.print(f"serving {where}; Ctrl-C or SIGTERM stops it", soft_wrap=True)
         if settings.http_listen:
             console.print(f"OpenAI's API at http://{settings.http_listen}/v1, a page to look at in front of it")
         store = redacted(cluster.store_url)

@@ -70,8 +70,9 @@ async def test_a_killed_command_leaves_no_process_behind() -> None:
     )  # fmt: skip
     assert process.stdout is not None
     async with asyncio.timeout(LIMIT_S):
-        while b"serving" not in await process.stdout.readline():
+        while b"serving" not in (line := await process.stdout.readline()):
             pass
+    assert line.endswith(b"; Ctrl-C or SIGTERM stops it\n")
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 4, "a store and three services"
     process.kill()
