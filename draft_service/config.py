@@ -42,11 +42,11 @@ class DraftSettings(ModelSettings):
     """Under mutual TLS: name that verifiers' certificates must have; empty: the host of the address called."""
     take_hints: bool = True
     """Whether verifiers are asked to tell of an epoch's end before the orchestrator does."""
-    hang_s: float = Field(default=20.0, gt=0)
+    hang_s: float = Field(default=20.0, gt=0, le=3600)
     """A token step that takes longer counts as hanging: sessions end, health is NOT_SERVING until it is over."""
-    propose_linger_s: float = Field(default=30.0, ge=0)
+    propose_linger_s: float = Field(default=30.0, ge=0, le=3600)
     """How long the stream to a verifier stays open after its last session."""
-    load_failure_linger_s: float = Field(default=30.0, ge=0)
+    load_failure_linger_s: float = Field(default=30.0, ge=0, le=3600)
     """How long a worker whose model cannot be loaded goes on saying why before it exits with status 1."""
 
     @property

@@ -24,6 +24,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from outrider.address import ADDRESS, is_address
 from outrider.asking import Answer, Parameters, Prompt, answer_of, request_of, samples_of
 from outrider.codec.catalogue import model_from_proto, session_from_proto
 from outrider.codec.generation import event_from_proto, request_to_proto, resume_to_proto
@@ -78,11 +79,14 @@ class Client:
                 OUTRIDER_API_KEY holds; empty: none.
 
         Raises:
-            InvalidRequest: there is no address, or the key has characters that no key has.
+            InvalidRequest: there is no address, one that is none, or the key has characters that no key has.
         """
         each = (addresses,) if isinstance(addresses, str) else tuple(addresses)
         if not each:
             raise InvalidRequest("addresses", each, "at least one")
+        for address in each:
+            if not is_address(address):
+                raise InvalidRequest("addresses", address, ADDRESS)
         self._channels = [channel(address, tls=tls) for address in each]
         self._stubs = [GenerationServiceStub(opened) for opened in self._channels]
         self._metadata = _authorization(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)

@@ -8,11 +8,13 @@ several, in a subclass in its own `config.py`; below `__main__` only plain value
 
 import difflib
 import os
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from outrider.address import ADDRESS, is_address
 from outrider.certificates import SourceFile, TlsFiles, TlsMaterial
 from outrider.errors import InvalidRequest
 
@@ -28,16 +30,24 @@ def _split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+_PUT_BEFORE = re.compile(r"^(Value error, |Input should be )")
+"""By pydantic, before a validator's words and its own."""
 NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """Several names, comma-separated in the environment."""
+
+
+def _check_address(value: str) -> str:
+    if not is_address(value):
+        raise ValueError(ADDRESS)
+    return value
 
 
 class ServiceSettings(BaseSettings):
     """What every service can be told."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
 
-    listen: str = "127.0.0.1:0"
+    listen: Annotated[str, AfterValidator(_check_address)] = "127.0.0.1:0"
     """Where to serve: host:port (port 0 takes a free one) or unix:path."""
     advertise: str = ""
     """Address that other services are told; empty: where it listens, on every interface the one on the store's side."""
@@ -57,7 +67,7 @@ class ServiceSettings(BaseSettings):
     """File with the CAs of the cluster's certificates."""
     worker_id: str = ""
     """Name of this process in the cluster; empty: a fresh one."""
-    grace_s: float = Field(default=10.0, ge=0)
+    grace_s: float = Field(default=10.0, ge=0, le=86_400)
     """Seconds from SIGTERM until running calls are cancelled."""
     otlp_endpoint: str = ""
     """http:// or https:// address of a collector of traces that speaks OTLP over gRPC; empty: nothing is traced."""
@@ -88,7 +98,7 @@ class ServiceSettings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             name = _prefix(cls) + str(first["loc"][0]).upper()
-            allowed = str(first["msg"]).removeprefix("Value error, ")  # what pydantic puts before a validator's words
+            allowed = _PUT_BEFORE.sub("", str(first["msg"]))
             raise InvalidRequest(name, first["input"], allowed) from error
 
     def cluster_tls(self) -> TlsMaterial | None:

@@ -19,6 +19,7 @@ from typing import Literal, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 
+from outrider.errors import Unavailable
 from outrider.redaction import redacted
 
 _ids: ContextVar[Mapping[str, str]] = ContextVar("outrider_log_ids", default=MappingProxyType({}))
@@ -159,12 +160,15 @@ def metrics_endpoint(registry: CollectorRegistry, port: int, address: str = "0.0
         The port, 0 if nothing is served.
 
     Raises:
-        OSError: the port is not free.
+        Unavailable: the port is not free, or the interface none of this machine's.
     """
     if port == 0:
         yield 0
         return
-    server, thread = start_http_server(port, address, registry=registry)
+    try:
+        server, thread = start_http_server(port, address, registry=registry)
+    except OSError as error:
+        raise Unavailable(f"cannot serve metrics at {address}:{port}: {error.strerror or error}") from error
     try:
         yield port
     finally:

@@ -19,17 +19,17 @@ class VerifySettings(ModelSettings):
 
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Processes that share the model, each with its part of every layer: what `torchrun --nproc-per-node` starts."""
-    rank_timeout_s: float = Field(default=60.0, ge=1)
+    rank_timeout_s: float = Field(default=60.0, ge=1, le=3600)
     """Longest that one of them waits for the others inside a pass, and at the start."""
     max_waiting: int = Field(default=256, ge=0)
     """Sessions that wait for a place; one more is refused."""
-    retry_delay_s: float = Field(default=1.0, ge=0)
+    retry_delay_s: float = Field(default=1.0, ge=0, le=3600)
     """What a refused caller is told to wait."""
-    body_limit_s: float = Field(default=30.0, gt=0)
+    body_limit_s: float = Field(default=30.0, gt=0, le=3600)
     """Longest wait for a proposal that was announced; running out voids rejection mode's guarantee, and is counted."""
-    sign_of_life_s: float = Field(default=5.0, gt=0)
+    sign_of_life_s: float = Field(default=5.0, gt=0, le=3600)
     """How often a session that waits for a place or its KV is told so; far below orchestrators' verdict time-out."""
-    max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16)
+    max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1 << 16, le=1 << 30)
     """Largest message that is sent or taken; a larger one ends the stream it came on."""
     tls_draft_workers: NameList = ("draft", "draft.*", "draft-*")
     """Under mutual TLS: names of certificates, comma-separated, "*" for any characters, that may propose."""
@@ -46,7 +46,7 @@ class VerifySettings(ModelSettings):
 
     With rediss:// the store's files are used, unless the URL names some itself.
     """
-    kv_tier_ttl_s: float = Field(default=3600.0, ge=1)
+    kv_tier_ttl_s: float = Field(default=3600.0, ge=1, le=31_536_000)
     """How long a stored block stays after it was last of use."""
     kv_tier_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=1 << 30)
     """Most bytes of stored blocks of one model on one kind of engine, such as "4GiB"."""

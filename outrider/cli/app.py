@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownComman
 from rich.console import Console
 from rich.panel import Panel
 
+from outrider.address import ADDRESS, is_address
 from outrider.cli.ask import Ask
 from outrider.cli.keys import app as keys_app
 from outrider.cli.local import AUTO, LocalSettings, free_ports, stages
@@ -178,7 +179,7 @@ def up(
 
     Args:
         models: What is served.
-        store: URL of a Redis or Valkey; unset: an embedded one.
+        store: URL of a Redis or Valkey, whose other workers are used too; unset: an embedded one.
         data: Folder in which the embedded store keeps the sessions over restarts; unset: they end with it.
         listen: host:port of the orchestrator.
         http: host:port of OpenAI's API and the web page; off: neither.
@@ -250,11 +251,11 @@ def _addresses(text: str) -> tuple[str, ...]:
     """Take comma-separated addresses apart.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: there is none, or one of them is none.
     """
     found = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not found:
-        raise InvalidRequest("address", text, "host:port of an orchestrator, or several, comma-separated")
+    if not found or not all(map(is_address, found)):
+        raise InvalidRequest("address", text, f"{ADDRESS}, of an orchestrator, or several, comma-separated")
     return found
 
 

@@ -3,6 +3,7 @@
 import re
 import socket
 
+from outrider.address import ADDRESS, is_address
 from outrider.errors import InvalidRequest, Unavailable
 
 LOOKS_LIKE_AN_OPTION = re.compile(r"--?[A-Za-z][\w-]*(=.*)?", re.DOTALL)
@@ -54,8 +55,8 @@ def check_listen(name: str, listen: str) -> None:
     if listen.startswith("unix:"):
         return
     host, _, port = listen.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise InvalidRequest(name, listen, "host:port, as in 127.0.0.1:7400, or unix:path")
+    if not host or not is_address(listen):
+        raise InvalidRequest(name, listen, ADDRESS)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host.strip("[]"), int(port)), family=family).close()

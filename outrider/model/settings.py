@@ -19,7 +19,7 @@ class ModelSettings(ServiceSettings):
     """Type of weights and KV."""
     device: str = "cpu"
     """Where the model runs, as torch names it."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """Threads of the model's arithmetic."""
     kv_budget: Annotated[KvBudget, NoDecode] = KvBudget(num_bytes=512 << 20)
     """Memory of the KV pool: a size such as "2GiB", or a share of what is free once the model is loaded, as "40%"."""
@@ -41,7 +41,7 @@ class ModelSettings(ServiceSettings):
     """Toy: standard deviation of the language's logits."""
     toy_delay_s: float = Field(default=0.0, ge=0)
     """Toy: seconds of one pass."""
-    heartbeat_ttl_s: float = Field(default=5.0, gt=0)
+    heartbeat_ttl_s: float = Field(default=5.0, gt=0, le=600)
     """How long an announcement in the registry holds; renewed three times as often."""
 
     @field_validator("kv_budget", mode="before")

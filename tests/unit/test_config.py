@@ -6,8 +6,10 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
+from draft_service.config import DraftSettings
 from outrider.config import ServiceSettings
 from outrider.errors import InvalidRequest
+from verify_service.config import VerifySettings
 
 
 class ExampleSettings(ServiceSettings):
@@ -77,7 +79,17 @@ def test_a_variable_without_a_service_is_refused_by_one_that_does_not_have_it(mo
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("WINDOW", "-1"), ("WINDOW", "many"), ("METRICS_PORT", "65536"), ("LOG_FORMAT", "xml"), ("GRACE_S", "-0.5")],
+    [
+        ("WINDOW", "-1"),
+        ("WINDOW", "many"),
+        ("METRICS_PORT", "65536"),
+        ("LOG_FORMAT", "xml"),
+        ("GRACE_S", "-0.5"),
+        ("GRACE_S", "inf"),
+        ("LISTEN", "localhost"),
+        ("LISTEN", "127.0.0.1:99999"),
+        ("LISTEN", "unix:"),
+    ],
 )
 def test_a_bad_value_is_an_error_that_names_its_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -87,6 +99,32 @@ def test_a_bad_value_is_an_error_that_names_its_variable(
         ExampleSettings.load()
     assert caught.value.field == f"OUTRIDER_{name}"
     assert value in caught.value.value
+    assert "should" not in caught.value.allowed
+
+
+BEYOND = [
+    (service, name, value)
+    for service in (DraftSettings, VerifySettings)
+    for name, field in service.model_fields.items()
+    for value in ("inf", "nan", "1e30")
+    if field.annotation is float and not (value == "1e30" and name.startswith("toy_"))  # toys may be as odd as a test
+]
+
+
+@pytest.mark.parametrize(("service", "name", "value"), BEYOND)
+def test_no_number_of_a_worker_is_beyond_all_measure(
+    monkeypatch: pytest.MonkeyPatch, service: type[ServiceSettings], name: str, value: str
+) -> None:
+    monkeypatch.setenv(service.variable(name), value)
+    with pytest.raises(InvalidRequest) as caught:
+        service.load()
+    assert caught.value.field == service.variable(name)
+
+
+@pytest.mark.parametrize("listen", ["[::]:7400", "0.0.0.0:0", "orchestrator.example:65535", "unix:/tmp/x", ":7400"])
+def test_what_can_be_listened_on_is_taken(monkeypatch: pytest.MonkeyPatch, listen: str) -> None:
+    monkeypatch.setenv("OUTRIDER_LISTEN", listen)
+    assert ServiceSettings.load().listen == listen
 
 
 def test_an_unknown_override_is_an_error() -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 from prometheus_client import CollectorRegistry
 
+from outrider.errors import Unavailable
 from outrider.telemetry import SpeculationMetrics, configure_logging, log_ids, metrics_endpoint, note_ids
 
 
@@ -105,6 +106,14 @@ def test_metrics_are_served_for_the_time_of_the_block() -> None:
     assert 'outrider_spec_decode_num_accepted_tokens_per_pos_total{position="0"} 1.0' in text
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=60)
+
+
+def test_a_port_that_is_taken_and_an_interface_that_is_none_are_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for address in ("127.0.0.1", "192.0.2.1"):
+            with pytest.raises(Unavailable, match=f"cannot serve metrics at {address}:{port}: "):
+                metrics_endpoint(CollectorRegistry(), port, address).__enter__()
 
 
 def test_two_services_fit_in_one_process() -> None:
