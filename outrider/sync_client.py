@@ -5,8 +5,8 @@
         for event in client.stream([{"role": "user", "content": "Hello"}], temperature=0):
             ...
 
-It is `outrider.Client` from outside. For one thread at a time, and not inside a running event loop. The loop runs only
-while a method is waited for.
+It is `outrider.Client` from outside. For one thread at a time, in the process that made it, and not inside a running
+event loop. The loop runs only while a method is waited for.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class SyncClient:
 
         self._runner, self._closed = asyncio.Runner(), False
         try:
-            self._client = self._runner.run(made())
+            self._client = _run(self._runner, made())
         except BaseException:
             self._runner.close()
             raise
@@ -152,7 +152,30 @@ class SyncClient:
         if self._closed:
             work.close()
             raise Cancelled(CLOSED)
-        return self._runner.run(work)
+        return _run(self._runner, work)
+
+
+def _run(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
+    """Run a loop of our own until work is done.
+
+    Raises:
+        RuntimeError: this thread has another loop that runs, or another thread runs ours.
+    """
+    if _inside_a_loop():
+        work.close()
+        raise RuntimeError("outrider.Client is not for use inside an event loop that runs; take outrider.AsyncClient")
+    if runner.get_loop().is_running():
+        work.close()
+        raise RuntimeError("outrider.Client is for one thread at a time; give each thread its own")
+    return runner.run(work)
+
+
+def _inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _next(events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent | None:
