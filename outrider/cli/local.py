@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -122,9 +123,14 @@ class LocalSettings:
             orchestrate["OUTRIDER_ORCHESTRATOR_LISTEN"] = self.listen
         if self.http_listen:
             orchestrate["OUTRIDER_ORCHESTRATOR_HTTP_LISTEN"] = self.http_listen
-        specs = [ServiceSpec("verify-1", "verify", verify), ServiceSpec("orchestrator-1", "orchestrate", orchestrate)]
+        # In a store that others use too there may be such a cluster already: each has names of its own.
+        own = f"-{secrets.token_hex(3)}" if self.store_url else ""
+        specs = [
+            ServiceSpec(f"verify-1{own}", "verify", verify),
+            ServiceSpec(f"orchestrator-1{own}", "orchestrate", orchestrate),
+        ]
         if self.chosen != "off":
-            specs.append(ServiceSpec("draft-1", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))
+            specs.append(ServiceSpec(f"draft-1{own}", "draft", {"OUTRIDER_DRAFT_THREADS": threads, **self._draft()}))
         if not self.metrics_ports:
             return specs
         return [

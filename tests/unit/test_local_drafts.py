@@ -109,3 +109,10 @@ def test_metrics_have_ports_of_their_own_on_the_orchestrators_interface(monkeypa
     assert [bool(each) for each in metrics("")] == [False, True, True], "what the environment says stays"
     assert not any("METRICS" in name for spec in LocalSettings("toy", "off").specs() for name in spec.settings)
     assert len(LocalSettings("toy", "off", metrics_ports=free_ports(3)).specs()) == 2
+
+
+def test_clusters_of_one_store_have_names_of_their_own() -> None:
+    shared = [LocalSettings("toy", "toy", store_url="redis://127.0.0.1:6379").specs() for _ in range(2)]
+    assert len({spec.name for specs in shared for spec in specs}) == 6
+    alone = [spec.name for spec in LocalSettings("toy", "toy").specs()]
+    assert alone == ["verify-1", "orchestrator-1", "draft-1"], "a restart on its data folder is the same cluster"
