@@ -2,11 +2,15 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
 
 from draft_service.app import DraftApp
 from draft_service.config import DraftSettings
@@ -18,6 +22,9 @@ from outrider.model.toy import ToyLanguage
 from outrider.sampling import probabilities, sparse_row
 from tests.integration.cluster_bench import Bench, Heard, hear
 from tests.integration.odd_parts import LANGUAGE, SIZE, Blind, OtherParameters, cluster, language_drafter
+from tests.unit.test_parallel import save_model
+from verify_service.app import VerifyApp
+from verify_service.config import VerifySettings
 
 GREEDY = SamplingParams(temperature=0.0)
 OFF = SpeculationChoice(off=True)
@@ -160,6 +167,34 @@ async def test_case_15_a_banned_token_that_is_always_proposed_never_appears(
     assert banned not in heard.token_ids
     assert heard.finished.figures.num_accepted == 0
     assert heard.finished.figures.num_recovered > 0
+
+
+# --- log-probabilities --------------------------------------------------------------------------------------------
+
+
+async def test_case_16_log_probabilities_are_the_twins_bit_for_bit_and_those_of_transformers(
+    valkey_url: str, tmp_path: Path
+) -> None:
+    """For accepted and recovered tokens alike; the draft is the first of the target's two layers."""
+    save_model(tmp_path)
+    small: dict[str, Any] = {"model": str(tmp_path), "dtype": "float32", "num_blocks": 16}
+    async with Bench(valkey_url) as bench:
+        verifier = await bench._run(VerifyApp(VerifySettings(**small)))
+        draft = await bench._run(DraftApp(DraftSettings(drafter="causal_lm", layers=(0,), **small)))
+        _, _, client = await bench.orchestrator([verifier], [draft], model=str(tmp_path), adaptive=False)
+        request = ask(seed=3, max_tokens=80, num_logprobs=3)
+        heard = await hear(client, request)
+        twin = await hear(client, replace(request, speculation=OFF))
+    assert {TokenKind.ACCEPTED, TokenKind.RECOVERED} <= set(kinds(heard))
+    entries = [entry for chunk in heard.chunks for entry in chunk.logprobs]
+    assert heard.token_ids == twin.token_ids
+    assert entries == [entry for chunk in twin.chunks for entry in chunk.logprobs]
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        rows = model(torch.tensor([[*PROMPT, *heard.token_ids]])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    for token, row, entry in zip(heard.token_ids, rows, entries, strict=True):
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+        assert [value for _, value in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
 
 
 # --- prompt lookup ------------------------------------------------------------------------------------------------
