@@ -186,7 +186,7 @@ def _field(name: str, value: Any) -> Any:
 
 def _several(field: str, value: Any, allowed: str) -> tuple[Any, ...]:
     """Return what can be gone through, and is no text, as a tuple."""
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise InvalidRequest(field, value, allowed)
     return tuple(value)
 

@@ -109,4 +109,4 @@ def _check_bans(params: SamplingParams, vocab_len: int) -> None:
     ends = set(params.grammar_end_ids) - banned
     if not (ends & left if params.allowed_token_ids else ends):
         allowed = "an end-of-sequence token that is neither banned nor left out of allowed_token_ids"
-        raise InvalidRequest("sampling.grammar", params.grammar.kind, allowed)
+        raise InvalidRequest("sampling.grammar", params.grammar.kind.value, allowed)

@@ -134,6 +134,8 @@ def test_prompts_are_text_ids_messages_or_requests() -> None:
         ([{"role": "user", "text": "x"}], {}, "messages[0]"),
         ([{"role": "user", "content": [{"type": "image"}]}], {}, "messages[0].content"),
         (["x"], {}, "prompt"),
+        (b"x", {}, "prompt"),
+        ("x", {"stop": b"x"}, "stop"),
     ],
     ids=str,
 )
