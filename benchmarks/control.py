@@ -35,8 +35,8 @@ BUDGET_S = 800.0
 TO_PLAIN, TO_BEST = 0.97, 0.95
 
 HOW = """Every level starts so many sessions at the same moment and waits for the last; with fewer sessions than kinds
-of prompts the next one begins when one ends, until every kind had its turn; {tokens} tokens each, greedy, {dtype};
-prompts of these kinds in turn: {kinds}; the same in every arm.
+of prompts the next one begins when one ends, until there were {prompts} at least; {tokens} tokens each, greedy,
+{dtype}; prompts of these kinds in turn: {kinds}; the same in every arm.
 tokens/s: all tokens by all the time, reading the prompts included; median of {repetitions} repetitions,
 lowest and highest in brackets. plain: nothing is drafted.
 fixed N: proposals of N tokens, and up to 2 N ahead. automatic: what the policy chooses, which knows of earlier sessions
@@ -71,7 +71,7 @@ def arms_of() -> list[Arm]:
     return [Arm("plain", SpeculationChoice(off=True)), Arm("automatic", SpeculationChoice()), *fixed]
 
 
-async def measure(arms: Sequence[Arm], levels: Sequence[int], repetitions: int, num_tokens: int, setup: "Setup") -> int:
+async def measure(arms: Sequence[Arm], levels: Sequence[int], repetitions: int, setup: "Setup") -> int:
     """Run all arms in turn, level by level; return how many repetitions there was time for."""
     began_s = time.perf_counter()
     async with AsyncExitStack() as stack:
@@ -79,7 +79,7 @@ async def measure(arms: Sequence[Arm], levels: Sequence[int], repetitions: int, 
         cluster = await stack.enter_async_context(LocalCluster(specs))
         client = await stack.enter_async_context(Client(cluster.address))
         for arm in arms[:2]:
-            await ask_all(client, _requests(2, arm.choice, num_tokens, setup.drafter), 2)
+            await ask_all(client, _requests(arm.choice, 2, setup), 2)
         for number in range(repetitions):
             if number and time.perf_counter() - began_s > BUDGET_S:
                 return number
@@ -87,7 +87,7 @@ async def measure(arms: Sequence[Arm], levels: Sequence[int], repetitions: int, 
                 console.print(f"repetition {number + 1} of {repetitions}, {level} sessions")
                 turn = number % len(arms)
                 for arm in [*arms[turn:], *arms[:turn]]:
-                    await _run(client, arm, level, num_tokens, setup.drafter)
+                    await _run(client, arm, level, setup)
     return repetitions
 
 
@@ -97,23 +97,32 @@ class Setup:
 
     drafter: str
     cores: Cores
+    num_tokens: int
+    """Of an answer."""
+    num_prompts: int
+    """At least, at every level."""
 
 
-async def _run(client: Client, arm: Arm, level: int, num_tokens: int, drafter: str) -> None:
+async def _run(client: Client, arm: Arm, level: int, setup: Setup) -> None:
     started_s = time.perf_counter()
-    replies = await ask_all(client, _requests(level, arm.choice, num_tokens, drafter), level)
+    requests = _requests(arm.choice, level * -(-setup.num_prompts // level), setup)
+    replies = await ask_all(client, requests, level)
     seconds = time.perf_counter() - started_s
     arm.rates.setdefault(level, []).append(sum(len(reply.token_ids) for reply in replies) / seconds)
     arm.replies.setdefault(level, []).extend(replies)
 
 
-def _requests(level: int, choice: SpeculationChoice, num_tokens: int, drafter: str) -> list[GenerationRequest]:
-    num = level * -(-len(KINDS) // level)
+def _requests(choice: SpeculationChoice, num: int, setup: Setup) -> list[GenerationRequest]:
     prompts = islice(cycle([prompt.asked for prompt in load_prompts() if prompt.kind in KINDS]), num)
     sampling = SamplingParams(temperature=0.0)
     return [
         GenerationRequest(
-            prompt, max_tokens=num_tokens, sampling=sampling, speculation=choice, drafter=drafter, ignore_eos=True
+            prompt,
+            max_tokens=setup.num_tokens,
+            sampling=sampling,
+            speculation=choice,
+            drafter=setup.drafter,
+            ignore_eos=True,
         )
         for prompt in prompts
     ]
@@ -156,16 +165,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.control", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="few sessions, once; written under another name")
+    parser.add_argument("--levels", type=int, nargs="+", default=LEVELS, help="sessions at once")
+    parser.add_argument("--prompts", type=int, default=len(KINDS), help="at least, at every level")
     parser.add_argument("--drafter", default=PROMPT_LOOKUP, help="kind of drafter, or several with commas")
     parser.add_argument("--name", default="control", help="name of the result files")
     asked = parser.parse_args(argv)
-    levels, repetitions = (QUICK_LEVELS, 1) if asked.quick else (LEVELS, asked.repetitions)
-    machine, arms, setup = facts(), arms_of(), Setup(asked.drafter, pinned())
+    levels, repetitions = (QUICK_LEVELS, 1) if asked.quick else (asked.levels, asked.repetitions)
     num_tokens = QUICK_TOKENS if asked.quick else NUM_TOKENS
-    done = asyncio.run(measure(arms, levels, repetitions, num_tokens, setup))
+    machine, arms = facts(), arms_of()
+    setup = Setup(asked.drafter, pinned(), num_tokens, asked.prompts)
+    done = asyncio.run(measure(arms, levels, repetitions, setup))
     how = HOW.format(
-        tokens=num_tokens, dtype=DTYPE, kinds=", ".join(KINDS), repetitions=done, verify=setup.cores.verify,
-        draft=setup.cores.draft, drafter=asked.drafter, to_plain=TO_PLAIN, to_best=TO_BEST,
+        tokens=num_tokens, prompts=asked.prompts, dtype=DTYPE, kinds=", ".join(KINDS), repetitions=done,
+        verify=setup.cores.verify, draft=setup.cores.draft, drafter=asked.drafter, to_plain=TO_PLAIN, to_best=TO_BEST,
     )  # fmt: skip
     rows = rows_of(arms, levels)
     page = "\n\n".join(["# Control", facts_list(machine), how, table(HEADER, rows)]) + "\n"
