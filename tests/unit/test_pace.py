@@ -186,7 +186,7 @@ def test_waiting_that_hardly_matters_switches_nothing_off_that_has_a_pass_to_its
 
 def test_a_probe_without_guesses_ends() -> None:
     session = Lonely(0.031)
-    while session.tuning.speculation.enabled:
+    while session.tuning.speculation.enabled or session.tuning.reason != NOTHING_DRAFTED:
         session.round()
     on = []
     for _ in range(PROBE_EVERY + PROBE_LIMIT + 1):
