@@ -168,14 +168,14 @@ class OrchestratorSettings(ServiceSettings):
             raise ValueError("true, or OUTRIDER_ORCHESTRATOR_KEY_FILE to be set: there would be no key at all")
         return store_keys
 
-    @field_validator("window")
+    @field_validator("window", "max_gamma")
     @classmethod
-    def _covers(cls, window: int, info: ValidationInfo) -> int:
-        """Require that a window holds a proposal."""
+    def _covers(cls, most: int, info: ValidationInfo) -> int:
+        """Require that a window holds a proposal, and that the policy may choose what is begun with."""
         gamma = info.data.get("gamma", 1)
-        if window < gamma:
+        if most < gamma:
             raise ValueError(f"at least gamma ({gamma})")
-        return window
+        return most
 
     @field_validator("restart_gamma")
     @classmethod
@@ -185,15 +185,6 @@ class OrchestratorSettings(ServiceSettings):
         if restart_gamma > gamma:
             raise ValueError(f"at most gamma ({gamma})")
         return restart_gamma
-
-    @field_validator("max_gamma")
-    @classmethod
-    def _reaches(cls, max_gamma: int, info: ValidationInfo) -> int:
-        """Require that the policy may choose what is begun with."""
-        gamma = info.data.get("gamma", 1)
-        if max_gamma < gamma:
-            raise ValueError(f"at least gamma ({gamma})")
-        return max_gamma
 
     @field_validator("min_patience_s")
     @classmethod
