@@ -1,7 +1,6 @@
 """What the cluster view knows of workers when the registry is slow, away or not asked again yet."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,28 +16,14 @@ from orchestrator.placement import Placement
 from orchestrator.quotas import Quotas
 from orchestrator.servicer import Desk
 from orchestrator.sessions import Policy, Sessions
-from outrider.errors import ResourceExhausted, StoreUnavailable, Unavailable
-from outrider.messages import WorkerDescription
+from outrider.errors import ResourceExhausted, Unavailable
 from outrider.store.connect import open_client
 from outrider.store.sessions import SessionStore
 from outrider.store.usage import Usage
+from tests.unit.registries import Registry
 from tests.unit.test_placement import worker
 
-
-class Registry:
-    """A source of workers that can go away, and counts who asks."""
-
-    def __init__(self) -> None:
-        self.away = False
-        self.num_asked = 0
-        self.all = [worker("v"), worker("d", "draft", drafter="toy")]
-
-    async def workers(self, role: str) -> Sequence[WorkerDescription]:
-        self.num_asked += 1
-        await asyncio.sleep(0)
-        if self.away:
-            raise StoreUnavailable("nobody answers")
-        return [each for each in self.all if each.role == role]
+WORKERS = (worker("v"), worker("d", "draft", drafter="toy"))
 
 
 def opened(registry: Registry) -> tuple[Live, Sessions]:
@@ -59,7 +44,7 @@ def ids(seen: Any) -> list[str]:
 
 
 async def test_a_registry_that_is_away_is_told_and_the_workers_stay_as_they_were_known() -> None:
-    registry = Registry()
+    registry = Registry(*WORKERS)
     view, _ = opened(registry)
     view.fresh_s = 0.0
     assert (ids(await view.seen()), (await view.seen()).problem) == (["v", "d"], "")
@@ -72,20 +57,20 @@ async def test_a_registry_that_is_away_is_told_and_the_workers_stay_as_they_were
 
 
 async def test_however_many_ask_at_once_the_registry_is_read_once_per_role() -> None:
-    registry = Registry()
+    registry = Registry(*WORKERS)
     view, _ = opened(registry)
     await asyncio.gather(*(view.seen() for _ in range(20)))
     assert registry.num_asked == 3
 
 
 async def test_a_worker_whose_circuit_is_open_is_left_out() -> None:
-    view, sessions = opened(Registry())
+    view, sessions = opened(Registry(*WORKERS))
     sessions.tools.placement.breakers.failed(worker("d").worker_id)
     assert (await view.seen()).left_out == {"d"}
 
 
 async def test_a_stream_beyond_the_last_place_is_refused_and_leaving_gives_the_place_back() -> None:
-    view, _ = opened(Registry())
+    view, _ = opened(Registry(*WORKERS))
     watching = [view.moments() for _ in range(MAX_WATCHERS)]
     for each in watching:
         await anext(each)
@@ -101,7 +86,7 @@ async def test_a_stream_beyond_the_last_place_is_refused_and_leaving_gives_the_p
 
 
 async def test_a_stream_ends_with_its_last_event_and_when_the_process_stops() -> None:
-    view, sessions = opened(Registry())
+    view, sessions = opened(Registry(*WORKERS))
     view.period_s, view.max_events = 0.0, 3
     assert len([each async for each in view.moments()]) == 3
     await sessions.drain(0.0)
@@ -109,7 +94,7 @@ async def test_a_stream_ends_with_its_last_event_and_when_the_process_stops() ->
 
 
 async def test_before_the_orchestrator_takes_requests_nothing_is_shown() -> None:
-    view, _ = opened(Registry())
+    view, _ = opened(Registry(*WORKERS))
     view.front.desk = None
     with pytest.raises(Unavailable):
         await view.seen()

@@ -1,7 +1,6 @@
 """Generations that look for workers again and again share what one of them has read."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,30 +13,15 @@ from orchestrator.peers import Fed, Peers
 from orchestrator.placement import Placement, Wanted
 from orchestrator.search import Search
 from orchestrator.shared_view import FRESH_S, SharedView
-from outrider.errors import StoreUnavailable
 from outrider.ids import Generation
-from outrider.messages import WorkerDescription
 from outrider.store.connect import open_client
 from outrider.store.sessions import SessionStore
+from tests.unit.registries import Registry
 from tests.unit.test_placement import Clock, worker
 from tests.unit.test_showing import JOB
 
 NUM_GENERATIONS = 50
 DRAFTER = worker("d", "draft", drafter="toy")
-
-
-class Registry:
-    """Takes a moment to answer, and counts who asks."""
-
-    def __init__(self, *workers: WorkerDescription) -> None:
-        self.all, self.num_asked, self.away = list(workers), 0, False
-
-    async def workers(self, role: str) -> Sequence[WorkerDescription]:
-        self.num_asked += 1
-        await asyncio.sleep(0)
-        if self.away:
-            raise StoreUnavailable("nobody answers")
-        return [each for each in self.all if each.role == role]
 
 
 def searching(registry: Registry) -> tuple[list[Search], list[Fed]]:
