@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from outrider.drafting.shipped import feature_for
 from outrider.model.names import DEFAULT_MODEL
 from outrider.model.settings import ModelSettings
 
@@ -12,6 +13,8 @@ WITH_MODEL = ("causal_lm", "feature", "medusa", "toy")
 """Kinds of drafters that have a model."""
 WITHOUT_MODEL = ("prompt_lookup", "prediction")
 """Kinds of drafters that have none."""
+AUTO = "auto"
+"""The best there is without another model."""
 
 
 class DraftSettings(ModelSettings):
@@ -23,7 +26,8 @@ class DraftSettings(ModelSettings):
     """How to guess: `causal_lm` with a language model, `prompt_lookup` by looking up earlier text, `prediction` with
     what the client expects, `feature` or `medusa` with a draft that was trained on the target's hidden states (one
     layer, or heads alone), `toy` with the toy model. Several with commas between, one with a model at most: the first
-    that has an offer makes it."""
+    that has an offer makes it. `auto`: `prompt_lookup,feature` where a trained draft ships for the model or
+    `checkpoint` names one, else `prompt_lookup`."""
     label: str = Field(default="", max_length=256)
     """Name for workers of this sort, by which clients may ask for them."""
     model: str = DEFAULT_MODEL
@@ -51,18 +55,24 @@ class DraftSettings(ModelSettings):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The drafters, in the order in which they are asked."""
-        return tuple(self.drafter.split(","))
+        """The drafters, in the order in which they are asked; "auto" resolved."""
+        if self.drafter != AUTO:
+            return tuple(self.drafter.split(","))
+        trained = self.checkpoint or feature_for(self.model, self.dtype, self.device)
+        return ("prompt_lookup", "feature") if trained else ("prompt_lookup",)
 
     @field_validator("drafter")
     @classmethod
     def _check_kinds(cls, value: str) -> str:
-        """Require kinds that exist, each once, with one model at most."""
+        """Require kinds that exist, each once, with one model at most, or "auto" alone."""
+        if value == AUTO:
+            return value
         kinds = value.replace(" ", "").split(",")
         unknown = [kind for kind in kinds if kind not in (*WITH_MODEL, *WITHOUT_MODEL)]
         with_model = [kind for kind in kinds if kind in WITH_MODEL]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is not one of {', '.join((*WITH_MODEL, *WITHOUT_MODEL))}")
+            known = ", ".join((*WITH_MODEL, *WITHOUT_MODEL))
+            raise ValueError(f"{unknown[0]!r} is not one of {known}, or {AUTO} alone")
         if len(set(kinds)) < len(kinds) or len(with_model) > 1:
             raise ValueError(f"each kind at most once, and one at most of {', '.join(WITH_MODEL)}")
         return ",".join(kinds)

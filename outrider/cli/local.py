@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from outrider.cluster import PREFIXES, ServiceSpec
-from outrider.drafting.shipped import shipped
+from outrider.drafting.shipped import feature_for, shipped
 from outrider.errors import InvalidRequest
 
 PROMPT_LOOKUP = "prompt-lookup"
@@ -61,9 +61,7 @@ class LocalSettings:
         """The draft, "auto" resolved."""
         if self.draft != AUTO:
             return self.draft
-        # A trained draft does not run in float16.
-        ships = self.dtype != "float16" and shipped(f"{self.target}-{TRAINED[0]}")
-        return f"{AFTER_LOOKUP}{TRAINED[0]}" if ships else PROMPT_LOOKUP
+        return f"{AFTER_LOOKUP}{TRAINED[0]}" if feature_for(self.target, self.dtype) else PROMPT_LOOKUP
 
     @property
     def model_draft(self) -> str:

@@ -7,8 +7,10 @@ import pytest
 
 from draft_service.config import DraftSettings
 from orchestrator.config import OrchestratorSettings
+from outrider.cli.local import AUTO, LocalSettings
 from outrider.config import SERVICE_PREFIXES, SHARED_VARIABLES, ServiceSettings
 from outrider.errors import InvalidRequest
+from outrider.model.names import DEFAULT_MODEL
 from tests.deploy.files import OVERLAYS, build, project, rendered
 from tests.deploy.plans import Plan, compose_plans, image_environment, kubernetes_plans
 from tests.deploy.test_kubernetes import with_component
@@ -62,6 +64,33 @@ def test_each_service_takes_what_it_is_given(
         assert settings.log_format == "json", plan.name
         assert settings.grace_s == plan.grace_s, plan.name
     assert served == set(MODULES)
+
+
+def drafting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Return a draft worker's model, and what drafts, as the services' variables spell it."""
+    settings = accepted(plan, DraftSettings, monkeypatch)
+    assert isinstance(settings, DraftSettings)
+    return settings.model, ",".join(settings.kinds)
+
+
+def drafting_here(target: str) -> tuple[str, str]:
+    """Return the same of what `outrider up` starts for a target."""
+    (found,) = (spec.settings for spec in LocalSettings(target, AUTO).specs() if spec.role == "draft")
+    return found["OUTRIDER_DRAFT_MODEL"], found["OUTRIDER_DRAFT_DRAFTER"]
+
+
+@pytest.mark.parametrize("case", ["compose", "base", "cpu-demo"])
+def test_the_default_target_is_drafted_for_as_by_the_command_line(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    workers = [plan for plan in plans(case, tmp_path_factory) if plan.name in ("draft", "draft/draft")]
+    assert [drafting(plan, monkeypatch) for plan in workers] == [drafting_here(DEFAULT_MODEL)]
+
+
+def test_another_target_needs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compose_plans(project(TARGET="somebody/else"))
+    assert drafting(found["draft"], monkeypatch) == drafting_here("somebody/else")
+    assert found["models"].command[-2:] == ("somebody/else",) * 2
 
 
 def test_a_misspelt_variable_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,14 +60,32 @@ def test_several_drafters_are_loaded_in_their_order_with_one_vocabulary() -> Non
     [
         ("", "'' is not one of causal_lm, feature"),
         ("prompt_lookup,nonsense", "'nonsense' is not one of"),
+        ("auto,toy", "'auto' is not one of .* or auto alone"),
         ("prompt_lookup,prompt_lookup", "each kind at most once"),
         ("causal_lm,feature", "one at most of causal_lm, feature"),
     ],
-    ids=["empty", "unknown", "twice", "two models"],
+    ids=["empty", "unknown", "not alone", "twice", "two models"],
 )
 def test_drafters_that_do_not_exist_or_do_not_go_together_are_named(drafter: str, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         DraftSettings(drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("known", "kinds"),
+    [
+        ({}, ("prompt_lookup", "feature")),
+        ({"model": "other"}, ("prompt_lookup",)),
+        ({"model": "other", "checkpoint": "/d"}, ("prompt_lookup", "feature")),
+        ({"dtype": "float16"}, ("prompt_lookup",)),
+        ({"device": "cuda:1"}, ("prompt_lookup",)),
+    ],
+    ids=["ships", "ships not", "named", "float16", "cuda"],
+)
+def test_the_best_without_another_model_is_lookup_and_a_trained_draft_where_one_runs(
+    known: dict[str, Any], kinds: tuple[str, ...]
+) -> None:
+    assert DraftSettings(drafter="auto", **known).kinds == kinds
 
 
 def test_layers_that_are_no_numbers_are_refused_by_what_is_allowed() -> None:
