@@ -5,6 +5,7 @@ What this engine and a machine without an image registry need beyond the shipped
 - a base image that debootstrap makes of the machine's own package sources, with its certificates and settings of pip;
 - folders of wheels that those settings name, served to the build over the loopback interface;
 - a store image: Debian's Redis, under the names of Valkey's programs, and open to its network as their image is;
+- an image of Debian's Prometheus, with the user, the program and the folder that the published one has;
 - a loop that asks containers for their health, which podman leaves to systemd, and no `start_interval`, which Compose
   sends to Docker 25 and newer only;
 - low limits of processes and files, which the engine may set without the right to raise its own.
@@ -51,6 +52,16 @@ RUN apt-get update && apt-get install -y --no-install-recommends redis-server \\
     && chmod 755 /usr/bin/valkey-server && ln -s redis-cli /usr/bin/valkey-cli \\
     && install -d -o 999 -g 1000 /data
 """
+PROMETHEUS = """\
+ARG BASE
+FROM ${BASE}
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus \\
+    && install -d -o 65534 -g 65534 /prometheus
+USER 65534:65534
+ENTRYPOINT ["prometheus"]
+"""
+STAND_INS = {"store": STORE, "prometheus": PROMETHEUS}
+"""Services whose published images are not to be had -> how one is made that does the same."""
 CONTAINERS = """\
 [containers]
 default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
@@ -95,9 +106,10 @@ class Engine:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Self:
-        for name in ("networks", "run", "store", "tmp", "wheels"):
+        for name in ("networks", "run", "tmp", "wheels", *STAND_INS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        (self.folder / "store" / "Dockerfile").write_text(STORE)
+        for name, text in STAND_INS.items():
+            (self.folder / name / "Dockerfile").write_text(text)
         kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
         files, processes = (min(resource.getrlimit(kind)[1], MOST_LIMIT) for kind in kinds)
         known = {"folder": self.folder, "files": files, "processes": processes, "init": shutil.which("catatonit")}
@@ -158,15 +170,16 @@ class Engine:
         return self._run([tool("docker-compose"), *named, *arguments], variables)
 
     def override(self) -> dict[str, Any]:
-        """Return what lies over the shipped files here: where the build gets what it is made of, and the store."""
+        """Return what lies over the shipped files here: where the build gets what it is made of, and other images."""
         arguments = {"BASE": BASE}
         if self._wheels is not None:
             links = [f"http://127.0.0.1:{self._wheels.server_port}/{each.name}/" for each in self._folders()]
             arguments["TORCH_FLAGS"] = " ".join(f"--find-links {each}" for each in links)
         build = {"args": arguments, "network": "host"}
-        store = {"context": str(self.folder / "store"), "args": {"BASE": BASE}}
         services: dict[str, Any] = {name: {"build": build} for name in BUILT_HERE}
-        services["store"] = {"image": "outrider-store:1", "build": {**store, "network": "host"}}
+        for name in STAND_INS:
+            made = {"context": str(self.folder / name), "args": {"BASE": BASE}, "network": "host"}
+            services[name] = {"image": f"outrider-{name}:1", "build": made}
         for name in WITH_HEALTH:
             services[name]["healthcheck"] = {"start_interval": UNSET}
         return {"services": services}

@@ -11,7 +11,9 @@ import signal
 import socket
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +64,21 @@ print(json.dumps({
     "written": [each for each in ("/", "/etc", "/opt/outrider", "/models", "/run", "/var") if may_write(each)],
     "tmp": may_write("/tmp"),
     "leads_out": "00000000" in routes,
+}))
+"""
+
+
+SCRAPED = {"outrider-orchestrator": 1, "outrider-verifier": 1, "outrider-draft": 2}
+"""Job of Prometheus -> how many it has to find."""
+ASK = """
+import json, urllib.request
+def data(path):
+    with urllib.request.urlopen("http://127.0.0.1:9090/api/v1/" + path, timeout=5) as answer:
+        return json.load(answer)["data"]
+print(json.dumps({
+    "targets": [(each["labels"]["job"], each["health"]) for each in data("targets?state=active")["activeTargets"]],
+    "rules": [(each["name"], each["health"]) for group in data("rules")["groups"] for each in group["rules"]],
+    "tokens": [each["value"][1] for each in data("query?query=sum(outrider_generation_tokens_total)")["result"]],
 }))
 """
 
@@ -229,6 +246,31 @@ async def test_draft_workers_are_scaled_to_three_and_back_under_load_and_no_text
             await load.more(16)
     note(f"{load.done} generations while drafts were scaled")
     assert load.wrong == []
+
+
+async def test_prometheus_finds_every_replica_and_evaluates_every_rule(toy: Deployment) -> None:
+    toy.compose("build", "prometheus")
+    toy.up("--no-recreate", "--scale", "draft=2", "draft", "prometheus")
+    await asked([toy.grpc], seed=2)
+    found = await watched(toy)
+    note(f"Prometheus: {len(found['targets'])} targets, {len(found['rules'])} rules, {found['tokens']} tokens")
+    toy.compose("rm", "--stop", "--force", "prometheus")
+    toy.up("--no-recreate", "--scale", "draft=1")
+
+
+async def watched(deployment: Deployment) -> Any:
+    """Wait until Prometheus has every target, has evaluated every rule and has seen tokens; return what it says."""
+    found: Any = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(90):
+            while True:
+                with suppress(AssertionError):  # it is not up yet
+                    found = json.loads(await asyncio.to_thread(deployment.inside, "prometheus", "python3", "-c", ASK))
+                    well = Counter(job for job, health in found["targets"] if health == "up")
+                    if well == SCRAPED and {each[1] for each in found["rules"]} == {"ok"} and found["tokens"]:
+                        return found
+                await asyncio.sleep(2)
+    raise AssertionError(f"in 90 s it came to {found}")
 
 
 @pytest.mark.parametrize("service", ["draft", "verifier", "orchestrator", "store"])

@@ -7,7 +7,8 @@ import asyncio
 import json
 import sys
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,8 @@ COSTS = {
     # Each worker has room for a few sessions only, so that others have something to do.
     "OUTRIDER_DRAFT_MAX_SESSIONS": "6",
 }
+CHOSEN = {"TARGET": "toy", "DRAFT_MODEL": "toy", "DRAFTER": "toy", "THREADS": "1"}
+"""Of Compose's variables."""
 TOY = {
     "OUTRIDER_VERIFY_MODEL": "toy", "OUTRIDER_DRAFT_MODEL": "toy", "OUTRIDER_DRAFT_DRAFTER": "toy",
     "OUTRIDER_ORCHESTRATOR_MODEL": "toy",
@@ -42,12 +45,17 @@ DEPLOYMENTS = ("verifier", "draft", "orchestrator")
 @pytest.fixture(scope="module")
 async def compose(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """What `docker compose up --wait` starts."""
-    plans = compose_plans(project(TARGET="toy", DRAFT_MODEL="toy", DRAFTER="toy", THREADS="1"))
+    plans = compose_plans(project(**CHOSEN))
     async with staged(plans, tmp_path_factory.mktemp("compose"), COSTS) as stage:
-        for name in plans:
-            if name not in stage.completed and not stage.of(name):
-                await stage.start(name)
+        await everything_starts(stage)
         yield stage
+
+
+async def everything_starts(stage: Stage) -> None:
+    """Start what is not there yet, each service after those that it waits for."""
+    for name in stage.plans:
+        if name not in stage.completed and not stage.of(name):
+            await stage.start(name)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +144,20 @@ async def test_what_compose_has_started_ends_by_itself_within_its_time(compose: 
     await everything_ends(compose)
 
 
+@pytest.mark.slow
+async def test_the_services_for_gpus_start_in_order_and_serve(tmp_path: Path) -> None:
+    """On a CPU: what the profile names, what waits for what, and that they find each other."""
+    on_cpu = {"OUTRIDER_VERIFY_DEVICE": "cpu", "OUTRIDER_DRAFT_DEVICE": "cpu"}
+    async with staged(compose_plans(project("gpu", **CHOSEN)), tmp_path, {**COSTS, **on_cpu}) as stage:
+        await everything_starts(stage)
+        assert set(stage.running) == {"models", "store", "verifier-gpu", "draft-gpu", "orchestrator"}
+        order = list(stage.running)
+        assert order.index("verifier-gpu") < order.index("orchestrator")
+        finished = await asked(stage.addresses("orchestrator", ORCHESTRATOR), seed=3)
+        assert finished.figures.num_accepted > 0, "nothing was drafted"
+        await everything_ends(stage, {"store", "verifier-gpu", "draft-gpu", "orchestrator"})
+
+
 async def test_pods_start_once_their_models_are_there_and_serve(pods: Stage) -> None:
     waits = [name for name in pods.completed if name.endswith("/wait-for-models")]
     assert pods.completed[0] == "fetch-models"
@@ -175,8 +197,8 @@ async def test_pods_end_by_themselves_within_their_time(pods: Stage) -> None:
     await everything_ends(pods)
 
 
-async def everything_ends(stage: Stage) -> None:
+async def everything_ends(stage: Stage, names: Collection[str] = ("store", *DEPLOYMENTS)) -> None:
     """Stop all that runs, and look at how each one of the whole run has ended."""
     await stage.stop_all()
     assert [ended for ended in stage.ended if ended.status or ended.seconds > ended.allowed_s] == []
-    assert {ended.name.rpartition("-")[0] for ended in stage.ended} == {"store", "verifier", "draft", "orchestrator"}
+    assert {ended.name.rpartition("-")[0] for ended in stage.ended} == set(names)
