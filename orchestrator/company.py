@@ -44,6 +44,8 @@ class Company:
         self._divided_s = -DIVIDE_S
         self.gain = 1.0
         """Tokens per second of all, in those of plain decoding, that the last division promised."""
+        self.drafts = False
+        """Whether it gave anybody more than the first row."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -52,8 +54,13 @@ class Company:
         """Add a member."""
         member = Member()
         self._members[member] = None
-        self._divided_s = -DIVIDE_S
         return member
+
+    def claim(self, member: Member, most: int) -> None:
+        """Let a member have up to so many rows; one that has not claimed any is not kept waiting for a division."""
+        if member.most == 1 < most:
+            self._divided_s = -DIVIDE_S
+        member.most = most
 
     def leave(self, member: Member) -> None:
         """Take a member out; idempotent."""
@@ -64,9 +71,14 @@ class Company:
         return now_s - self._divided_s >= DIVIDE_S
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """All sessions."""
+        return tuple(self._members)
+
+    @property
     def num_drafted(self) -> int:
         """Members that are drafted for."""
-        return sum(member.drafted for member in self._members)
+        return sum(member.drafted for member in self.members)
 
     def divide(
         self,
@@ -86,11 +98,12 @@ class Company:
             plain_s: seconds from pass to pass where nobody is drafted for; None: by `pass_s`.
         """
         self._divided_s = now_s
-        members = [member for member in self._members if member.most > 1]
+        members = [member for member in self.members if member.most > 1]
         claims = [Claim(member.alpha, member.undrafted, member.most) for member in members]
         division = divide_rows(claims, max(0, num_sessions - len(members)), pass_s, per_draft_s, plain_s)
-        drafts = any(member.rows > 1 for member in members)
+        kept = any(member.rows > 1 for member in members)
         self.gain = division.gain
-        given = division.rows if division.gain >= (KEEP if drafts else GAIN) else (1,) * len(members)
+        given = division.rows if division.gain >= (KEEP if kept else GAIN) else (1,) * len(members)
+        self.drafts = any(rows > 1 for rows in given)
         for member, rows in zip(members, given, strict=True):
             member.rows = rows

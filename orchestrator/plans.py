@@ -83,9 +83,10 @@ class Planner:
     def takes_too_much(self, plan: Speculation, *, is_new: bool) -> bool:
         """Whether a plan has more rows of the passes that are shared than are given to the session by now.
 
-        That all but one were taken away may be noise: only one that is new, which chose before others came, heeds it.
+        That all but one were taken away may be noise, unless it is so for all: else only one that is new, which chose
+        before others came, heeds it.
         """
-        least = 1 if is_new else 2
+        least = 1 if is_new or not self._pace.passes.company.drafts else 2
         return self.is_beside and self._member.rows >= least and plan.gamma > self._member.rows
 
     # -- among the others ------------------------------------------------------------------------------------------
@@ -95,8 +96,10 @@ class Planner:
         self._member = self._pace.passes.company.join()
 
     def follow(self, plan: Speculation) -> None:
-        """Tell the others which plan is in force."""
+        """Tell the others which plan is in force: who decodes plain takes no rows until it asks again."""
         self._member.drafted = plan.enabled
+        if not plan.enabled:
+            self._member.most = 1
 
     def leave(self) -> None:
         """Be none of them any more; idempotent."""
@@ -182,12 +185,15 @@ class Planner:
         pace, member = self._pace, self._member
         member.alpha = pace.alpha.alpha
         member.undrafted = pace.undrafted()
-        member.most = self.max_gamma
+        bare = pace.without_waits(costs)
+        pass_s = pace.verify_s or bare.pass_s(1)
+        # Runs that take longer to draft than others' passes miss some of them.
+        most = next((g for g in range(self.max_gamma, 1, -1) if g * bare.draft_s <= pass_s), 1)
+        pace.passes.company.claim(member, most)
         pace.passes.divide(round(pace.load()), now_s)
         if member.rows <= 1:
             return PLAIN
-        bare = pace.without_waits(costs)
         # Others' pass begins at once, and what is not there in time misses it.
-        limit_s = IN_TIME * (pace.verify_s or bare.pass_s(1)) - bare.round_trip_s
+        limit_s = IN_TIME * pass_s - bare.round_trip_s
         in_time = (g for g in range(2, member.rows + 1) if g * bare.draft_s <= limit_s)
         return self.pinned(ahead_plan(max(in_time, default=1), member.rows, bare))

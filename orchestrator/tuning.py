@@ -309,7 +309,8 @@ class Tuning:
             return
         plan = self._best_or_trial(costs, now_s)
         if _is_earnest(plan) and not self._in_earnest and now_s - self._off_since_s < OFF_S:
-            return
+            # A trial that goes on meanwhile only keeps the draft worker busy.
+            plan = PLAIN
         if not (planner.knows_plain or self._has_learned):
             self._before, self._has_learned = present, True
             self._set(PLAIN)
@@ -373,7 +374,8 @@ class Tuning:
         elif not self._probing:
             planner, costs = self._planner, self._planner.costs()
             plan = PLAIN if costs is None else planner.best(costs, now_s)
-            clear = planner.is_beside or (costs is not None and planner.gain(plan, costs) > GAIN)
+            # One row more than plain decoding's is what the next look may take away again.
+            clear = plan.gamma > 2 if planner.is_beside else costs is not None and planner.gain(plan, costs) > GAIN
             self._end_probe(now_s, plan if clear else PLAIN)
 
     def _end_probe(self, now_s: float, plan: Speculation) -> None:

@@ -14,6 +14,8 @@ whatever alpha is: a trial that costs nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
 
 from outrider.gamma import Costs, runs_in_flight, words_per_pass
 from outrider.messages import Speculation
@@ -59,6 +61,8 @@ def ahead_plan(restart_gamma: int, gamma: int, costs: Costs) -> Speculation:
 
 ENOUGH = 0.995
 """Rows are given until so much of the most that could be had is reached: the last ones bring next to nothing."""
+EIGHTHS = (-1.534, -0.887, -0.489, -0.157, 0.157, 0.489, 0.887, 1.534)
+"""Middles of a normal law's eighths, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,13 @@ def divide_rows(
         plain_s: seconds of a pass where no session has further rows; None: by `pass_s`.
     """
     num = len(claims) + others
-    tokens = rows = float(num)
+    total = _InPass(float(num), float(num), 0.0)
     rates = [num / (pass_s(num) if plain_s is None else plain_s)]
     taken: list[int] = []
-    drafted: set[int] = set()
-    for _, index, more_tokens, more_rows in _steps(claims):
-        tokens, rows = tokens + more_tokens, rows + more_rows
+    for _, index, more in _steps(claims):
+        total = total.plus(more)
         taken.append(index)
-        drafted.add(index)
-        rate = tokens / (_mean_pass_s(num, rows - num, pass_s) + len(drafted) * per_draft_s)
-        rates.append(rate)
+        rates.append(total.tokens / (_mean_pass_s(num, total, pass_s) + len(set(taken)) * per_draft_s))
     enough = next(count for count, rate in enumerate(rates) if rate >= ENOUGH * max(rates))
     given = [1] * len(claims)
     for index in taken[:enough]:
@@ -121,32 +122,49 @@ def divide_rows(
     return Division(tuple(given), rates[enough] / rates[0])
 
 
-def _steps(claims: Sequence[Claim]) -> list[tuple[float, int, float, float]]:
-    """Return every further row of every claim, the most worth while first: (-worth, claim, tokens and rows a pass)."""
+class _InPass(NamedTuple):
+    """What sessions make of an average pass, or make more of it: sums over sessions."""
+
+    tokens: float
+    rows: float
+    variance: float
+    """Of the rows."""
+
+    def plus(self, more: "_InPass") -> "_InPass":
+        return _InPass(*(mine + other for mine, other in zip(self, more, strict=True)))
+
+    def less(self, other: "_InPass") -> "_InPass":
+        return _InPass(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def _steps(claims: Sequence[Claim]) -> list[tuple[float, int, _InPass]]:
+    """Return every further row of every claim, the most worth while first: (-worth, claim, what it adds)."""
     steps = []
     for index, claim in enumerate(claims):
-        tokens, rows, worth = 1.0, 1.0, float("inf")
+        before, worth = _InPass(1.0, 1.0, 0.0), float("inf")
         for gamma in range(2, claim.most + 1):
-            more_tokens, more_rows = _per_pass(claim, gamma)
+            now = _per_pass(claim, gamma)
+            more = now.less(before)
             # A later row is never ranked before an earlier one of the same session.
-            worth = min(worth, (more_tokens - tokens) / max(1e-9, more_rows - rows))
-            steps.append((-worth, index, more_tokens - tokens, more_rows - rows))
-            tokens, rows = more_tokens, more_rows
-    return sorted(steps, key=lambda step: (step[0], step[1]))
+            worth = min(worth, more.tokens / max(1e-9, more.rows))
+            steps.append((-worth, index, more))
+            before = now
+    return sorted(steps, key=lambda step: step[:2])
 
 
-def _per_pass(claim: Claim, gamma: int) -> tuple[float, float]:
-    """Return the tokens and the rows of a session in an average pass, where its runs have `gamma` rows."""
+def _per_pass(claim: Claim, gamma: int) -> _InPass:
+    """Return what a session makes of an average pass, where its runs have `gamma` rows."""
     alpha, undrafted = min(claim.alpha, 0.999), claim.undrafted
     runs = alpha / (1.0 - alpha**gamma)
-    tokens, passes, rows = 1.0 / (1.0 - alpha), 1.0 + runs, 1.0 + gamma * runs
+    tokens, passes = 1.0 / (1.0 - alpha), 1.0 + runs
     # All by token: those that nobody drafts take a pass and a row each.
+    runs = (1.0 - undrafted) * runs / tokens
     passes = undrafted + (1.0 - undrafted) * passes / tokens
-    rows = undrafted + (1.0 - undrafted) * rows / tokens
-    return 1.0 / passes, rows / passes
+    share = runs / passes
+    return _InPass(1.0 / passes, 1.0 + share * (gamma - 1), share * (1.0 - share) * (gamma - 1) ** 2)
 
 
-def _mean_pass_s(plain_rows: int, extra: float, pass_s: Callable[[int], float]) -> float:
-    """Return what passes take on average that have so many rows more on average, from none to twice as many."""
-    shares = (0.25, 0.75, 1.25, 1.75)
-    return sum(pass_s(round(plain_rows + share * extra)) for share in shares) / len(shares)
+def _mean_pass_s(num: int, total: _InPass, pass_s: Callable[[int], float]) -> float:
+    """Return what passes of so many sessions take on average: rows vary about their mean as a normal law does."""
+    deviation = sqrt(max(0.0, total.variance))
+    return sum(pass_s(max(num, round(total.rows + each * deviation))) for each in EIGHTHS) / len(EIGHTHS)
