@@ -8,6 +8,7 @@ verdict costs a verifier in a plain arm of eight, and each arm's acceptance. Eve
 import argparse
 import asyncio
 import json
+import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -269,9 +270,9 @@ def _behind(spec: ServiceSpec, listen: int, advertised: int) -> ServiceSpec:
 
 # --- how many ---------------------------------------------------------------------------------------------------------
 
-SCALE_HEADER = ("sessions", "workers", "tokens", "events", "processor seconds", "tokens per processor second")
-
-
+SCALE_HEADER = (
+    "sessions", "workers", "tokens", "events", "processor seconds", "tokens per processor second", "memory MB",
+)  # fmt: skip
 SCALE_TOKENS = 4
 
 
@@ -282,10 +283,14 @@ def scale(sessions: int) -> tuple[str, ...]:
     costs = Measured({1: 30.0, 128: 60.0}, {1: 2.0, 128: 8.0}, 1.0).costs(128)
     began_s = time.process_time()
     found = Cluster(Setting(costs, Load(sessions, 10, SCALE_TOKENS, 1), fleet, seconds=100_000, warm_up_s=2.0)).run()
+    taken_s = time.process_time() - began_s
+    if found.failed:
+        raise AssertionError(f"{found.failed} of {sessions} generations failed")
     tokens = found.finished * SCALE_TOKENS
     workers = verifiers + fleet.drafts
-    return (str(found.finished), str(workers), str(tokens), str(found.events), f"{time.process_time() - began_s:.0f}",
-            f"{tokens / (time.process_time() - began_s):.0f}")  # fmt: skip
+    most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (str(found.finished), str(workers), str(tokens), str(found.events), f"{taken_s:.0f}",
+            f"{tokens / taken_s:.0f}", f"{most_mb:.0f}")  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -298,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=int,
         nargs="*",
         default=(1000, 10_000),
-        help="sessions to simulate; none keeps what the result files have",
+        help="sessions to simulate, 100000 takes eight minutes; none keeps what the result files have",
     )
     parser.add_argument("--again", action="store_true", help="simulate anew what the result files have run for real")
     parser.add_argument("--only-real", action="store_true", help="run for real, on an idle machine; --again later")
@@ -389,7 +394,7 @@ def _page(data: dict[str, Any]) -> str:
         parts += [
             "## How many",
             f"The real machines, in one process on one core; all sessions at once, {SCALE_TOKENS} tokens for each, 400 "
-            "sessions a verifier, three draft workers for each verifier.",
+            "sessions a verifier, three draft workers for each verifier. Memory is the most that the process has held.",
             table(SCALE_HEADER, [[each[name] for name in SCALE_HEADER] for each in data["scale"]]),
         ]
     return "\n\n".join(parts) + "\n"
