@@ -85,9 +85,11 @@ class Driver:
         self._meter = Meter(job.started_s)
         self.course = tools.lately.begin(job.session_id, job.state.owner, job.started_s)
         self._trace = GenerationTrace(tools.tracer, job)
-        self._peers = Peers(job, tools, self.feed, self._trace.metadata)
-        self._search = Search(job, tools, self._peers, self.feed)
-        self._showing = Showing(job, self.feed, self._peers.arrivals, tools.metrics.overhead_s)
+        # Not `self.feed`: a generation that is over must not have to wait, in a cycle, for the collection of garbage.
+        feed = self._events.put_nowait
+        self._peers = Peers(job, tools, feed, self._trace.metadata)
+        self._search = Search(job, tools, self._peers, feed)
+        self._showing = Showing(job, feed, self._peers.arrivals, tools.metrics.overhead_s)
         plan = Plan(job.fence, job.token_ids, job.classes, job.final_len, self._tuning.tuned)
         self._flights, self._flight = tools.flights, tools.flights.begin(job.session_id, job.fence, commit)
         self._rounds, self._spoken = Rounds(plan, self._flight.recorder), tools.metrics.speculation

@@ -133,7 +133,7 @@ class Journal:
         return length
 
     async def keep_lease(self, resident: Callable[[], KvLocation]) -> None:
-        """Renew the lease every third of its time until cancelled, and note where the session's KV lies.
+        """Renew the lease within every third of its time until cancelled, and note where the session's KV lies.
 
         An outage is outlived: what is written is fenced all the same.
 
@@ -146,7 +146,8 @@ class Journal:
             StoreError: the store refuses.
         """
         while True:
-            await asyncio.sleep(self._lease_ttl_s / 3)
+            # Generations that began together would all renew in one moment, and delay everybody's rounds.
+            await asyncio.sleep(self._lease_ttl_s / 3 * random.uniform(0.5, 1.0))
             try:
                 await self._renew()
                 await self._locate(resident())

@@ -77,7 +77,7 @@ Fed = Event | Reported | Drained | PromptLogprobs
 class Feed(Protocol):
     """Takes events; never waits."""
 
-    def __call__(self, event: Fed) -> None:
+    def __call__(self, event: Fed, /) -> None:
         """Add an event to the driver's queue."""
         ...
 

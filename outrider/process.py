@@ -21,6 +21,8 @@ from outrider.telemetry import configure_logging, metrics_endpoint
 
 LAST_WORDS_S = 0.5
 """How long streams may take to tell their peers why the process ends."""
+THRESHOLDS = (10_000, 5, 5)
+"""When garbage is collected: at so many new objects; older ones with every so manieth collection of the younger."""
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
@@ -110,7 +112,12 @@ async def _settle(server: RpcServer) -> None:
     Python collects its oldest generation only once what is new has grown to a quarter of what is not. Beside the half a
     million objects of the model libraries that is tens of megabytes of calls that are over, and the collection a pause
     of a second for the event loop; without those objects it is neither.
+
+    What a pass's verdicts make and drop again within milliseconds is thousands of objects. Python's own threshold, 700,
+    has them collected in the middle, and taken for old a few times a second: then the streams that wait, a quarter of
+    a million objects where they are five hundred, are looked through for a tenth of a second every few seconds.
     """
     await server.served.wait()
     gc.freeze()
     gc.collect()  # from here on a quarter of little is little
+    gc.set_threshold(*THRESHOLDS)

@@ -81,7 +81,8 @@ class Recorder:
     ) -> Outcome:
         """Have the committer take a run, and note what it made of it."""
         outcome = self._committer.take(start, token_ids, kinds, logprobs)
-        self._outcomes.append(outcome)
+        if self._per_segment:
+            self._outcomes.append(outcome)
         return outcome
 
     def step(self, rounds: Rounds, event: Event) -> list[Command]:

@@ -1,11 +1,13 @@
 """The whole path: a real client, orchestrator, verifier, draft worker and store, with the toy model."""
 
 import asyncio
+import gc
 import math
 import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from itertools import pairwise
@@ -423,6 +425,24 @@ async def test_a_client_that_leaves_frees_its_slots(bench: Bench) -> None:
     await until(lambda: app.sessions is not None and len(app.sessions) == 0)
     both = await asyncio.gather(*(hear(client, ask(max_tokens=10)) for _ in range(2)))
     assert [len(heard.token_ids) for heard in both] == [10, 10]
+
+
+async def test_a_generation_that_is_over_is_gone_without_a_collection_of_garbage(bench: Bench) -> None:
+    verifier, _ = await bench.verifier(toy_delay_s=0.002)
+    drafter, _ = await bench.drafter()
+    _, app, client = await bench.orchestrator([verifier], [drafter])
+    sessions = app.sessions
+    assert sessions is not None
+    gc.collect()
+    gc.disable()
+    try:
+        async with aclosing(client.generate(ask())) as events:
+            await anext(events)
+            (driver,) = map(weakref.ref, sessions.running())
+            assert [event async for event in events]
+        await until(lambda: driver() is None)
+    finally:
+        gc.enable()
 
 
 async def left_after(client: Client, request: GenerationRequest, num_tokens: int) -> tuple[SessionId, Heard]:

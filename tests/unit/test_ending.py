@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from outrider.errors import FailedPrecondition, InvalidRequest, OutriderError, ProtocolError
-from outrider.process import _settle
+from outrider.process import THRESHOLDS, _settle
 from outrider.rpc import Broken, Ended, Stream
 from outrider.rpc.ending import HIDING, Ending
 from outrider.sparing import Sparing
@@ -136,7 +136,7 @@ async def test_what_a_service_began_with_is_no_part_of_later_collections() -> No
     served = asyncio.Event()
     settling = asyncio.create_task(_settle(SimpleNamespace(served=served)))  # type: ignore[arg-type]
     await asyncio.sleep(0)
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     try:
         served.set()
         await settling
@@ -147,7 +147,9 @@ async def test_what_a_service_began_with_is_no_part_of_later_collections() -> No
         del later
         gc.collect()
         assert seen() is None
+        assert gc.get_threshold() == THRESHOLDS
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

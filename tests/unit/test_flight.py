@@ -1,7 +1,9 @@
 """The flight recorder: what is recorded can be run again, says the same, and gives no client's words away."""
 
+import gc
 import json
 import stat
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -190,6 +192,7 @@ def test_nothing_is_kept_where_nothing_is_to_be_recorded() -> None:
         _, flight, said = flown(settings)
         assert flight.recorder.segments == []
         assert said == flown(FlightSettings(folder="some"))[2]
+        assert not [each for each in gc.get_referents(flight.recorder) if each and isinstance(each, list | deque)]
 
 
 async def test_what_ended_long_ago_is_let_go_of_whoever_holds_it(tmp_path: Path) -> None:
