@@ -21,7 +21,7 @@ TEST_ENV := OMP_NUM_THREADS=1 GRPC_VERBOSITY=ERROR TOKENIZERS_PARALLELISM=false 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz namespaces containers schema clean
+.PHONY: help venv run up test test-all check lint types imports proto proto-check buf fmt bench soak exactness chaos fuzz namespaces containers clients schema clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,17 @@ namespaces: venv ## a cluster on several hosts, as network namespaces, 0 to 20 m
 # As root, with podman and debootstrap (docs/deploy-compose.md): minutes, and some gigabytes of disk while it runs.
 containers: venv ## the image and the Compose files in a real container engine
 	$(TEST_ENV) $(BIN)/python -m pytest tests/deploy/test_containers.py -s -rs $(ARGS)
+
+# In an environment of their own, for what they need does not agree with what is pinned here: a gigabyte.
+CLIENTS := $(VENV)/clients
+
+$(CLIENTS)/.installed: tests/e2e/harness/requirements.txt $(STAMP)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+clients: $(CLIENTS)/.installed ## litellm and lm-eval against the HTTP door
+	$(TEST_ENV) HARNESS_PYTHON=$(abspath $(CLIENTS))/bin/python $(BIN)/python -m pytest tests/e2e/test_harness.py -rs $(ARGS)
 
 # ARGS="--cases 1000" is shorter, ARGS="--seed N" sends others.
 schema: venv ## 10,000 random requests after the HTTP schema; fails if the server fails, hangs, or answers otherwise

@@ -1,6 +1,6 @@
-"""Heavy clients of OpenAI's API: litellm and lm-eval (the `harness` extra), in a process of their own.
+"""Heavy clients of OpenAI's API, litellm and lm-eval, in a process of their own.
 
-`HARNESS_PYTHON` names another Python that has them.
+`HARNESS_PYTHON` names a Python that has them; `make clients` makes one.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def require(module: str) -> None:
     """Skip where a client is not installed."""
     found = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, timeout=LIMIT_S, check=False)
     if found.returncode:
-        pytest.skip(f"{PYTHON} has no {module}: install the extra `harness`, or set HARNESS_PYTHON")
+        pytest.skip(f"{PYTHON} has no {module}: run `make clients`, or set HARNESS_PYTHON")
 
 
 @pytest.fixture
