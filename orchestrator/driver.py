@@ -178,6 +178,8 @@ class Driver:
             self._trace.end("internal")
             self._tuning.end()
             self._metrics.running.dec()
+            if self.course.off_reason:
+                self._spoken.off_now.labels(self.course.off_reason).dec()
             self.ended.set()
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -290,10 +292,15 @@ class Driver:
         self.feed(Logged(length))
 
     def _on_off_reason(self) -> None:
-        """Count a change of why nothing is drafted."""
-        reason = self._rounds.off_reason
-        if reason not in ("", self.course.off_reason):
+        """Note a change of why nothing is drafted."""
+        reason, before = self._rounds.off_reason, self.course.off_reason
+        if reason == before:
+            return
+        if before:
+            self._spoken.off_now.labels(before).dec()
+        if reason:
             self._spoken.off.labels(reason).inc()
+            self._spoken.off_now.labels(reason).inc()
         self.course.off_reason = reason
 
     def _resident(self) -> KvLocation:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Literal, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from outrider.errors import Unavailable
 from outrider.redaction import redacted
@@ -137,6 +137,12 @@ class SpeculationMetrics:
         self.dropped = counter("dropped_messages", "Peers' messages that were dropped", "reason")
         self.epochs = counter("epochs", "Epoch changes", "cause")
         self.off = counter("speculation_off", "Generations during which speculation was off", "reason")
+        self.off_now = Gauge(
+            "outrider_speculation_off_sessions",
+            "Generations under way that nothing is drafted for, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self.tokens = counter("generation_tokens", "Tokens committed, by where they came from", "kind")
         self.guarantee_void = counter("guarantee_void", "Times that a drafter withheld tokens it had announced")
         self.verify_s = histogram("verify_time", "Model time per target pass")

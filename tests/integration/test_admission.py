@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,11 +12,11 @@ from google.rpc.error_details_pb2 import RetryInfo
 from grpc_status import rpc_status
 
 from outrider.errors import InvalidRequest, ResourceExhausted
-from outrider.generation import GenerationRequest, TokenPrompt
+from outrider.generation import GenerationRequest, SpeculationChoice, TokenPrompt
 from outrider.messages import SamplingParams
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1.generation_pb2_grpc import GenerationServiceStub
-from tests.integration.cluster_bench import Bench, hear
+from tests.integration.cluster_bench import Bench, hear, until
 
 
 def ask(**fields: Any) -> GenerationRequest:
@@ -79,3 +80,26 @@ async def test_with_speculation_configured_off_nothing_is_drafted_and_the_reason
     figures = heard.finished.figures
     assert (figures.speculation_off, figures.num_tested) == ("configured", 0)
     assert verify is not None
+
+
+async def test_why_nothing_is_drafted_is_shown_for_as_long_as_it_is_so(bench: Bench) -> None:
+    verifier, _ = await bench.verifier(toy_delay_s=0.005)
+    drafter, _ = await bench.drafter()
+    _, app, client = await bench.orchestrator([verifier], [drafter])
+
+    def off() -> dict[str, float]:
+        found = app.metrics.speculation.off_now.collect()
+        return {each.labels["reason"]: each.value for metric in found for each in metric.samples if each.value}
+
+    long = ask(max_tokens=3000)
+    async with (
+        aclosing(client.generate(replace(long, speculation=SpeculationChoice(off=True)))) as plain,
+        aclosing(client.generate(replace(long, speculation=SpeculationChoice(gamma=2)))) as drafted,
+    ):
+        await anext(plain)
+        await anext(drafted)
+        await until(lambda: off() == {"requested": 1.0})
+        await drafter.kill()
+        await until(lambda: sum(off().values()) == 2)
+        assert off()["requested"] == 1
+    await until(lambda: not off())
