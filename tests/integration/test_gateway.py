@@ -3,8 +3,11 @@
 import asyncio
 import json
 import random
+import re
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from outrider.model.toy import ToyTokenizer
 from tests.integration.cluster_bench import Bench, hear, until
 from tests.integration.http_door import FREE, Door, door
 
+ROOT = Path(__file__).parents[2]
 PROMPT = "the cat sat on "
 MESSAGES: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a mat. "}]
 SPOKEN = ChatPrompt((ChatMessage("system", "be brief"), ChatMessage("user", "a mat. ")))
@@ -118,6 +122,19 @@ async def test_the_synchronous_client_is_answered_too(shared: Door) -> None:
 
     whole, streamed = await asyncio.to_thread(ask)
     assert whole == streamed != ""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+async def test_the_example_of_the_page_is_answered(shared: Door, page: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    told = "http://127.0.0.1:8000"
+    assert told in code
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code.replace(told, shared.url), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    assert out.strip()
 
 
 async def test_token_ids_and_lists_of_prompts_are_each_continued(client: AsyncOpenAI) -> None:
