@@ -79,7 +79,7 @@ class Driver:
         self._journal = Journal(tools.store, job, tools.settings)
         self._pass_costs, self._stall_timeout_s = tools.pass_costs, tools.settings.stall_timeout_s
         pace = Pace(self._pass_costs.of(job.verifier.worker_id))
-        self._tuning = Tuning(job.state.speculation, tools.settings.limits, pace)
+        self._tuning = Tuning(job.state.speculation, tools.settings.limits, pace, job.state.max_tokens)
         self._tuning.begin(time.monotonic(), sort_of(job.drafter) if job.drafter is not None else "")
         self._witness = Witness(tools.placement.steering, self._tuning, job.drafter)
         self._meter = Meter(job.started_s)
@@ -223,6 +223,8 @@ class Driver:
             case TellVerifier():
                 self._peers.tell_verifier(command)
             case CloseVerifier():
+                # Who begins in its place would count it among its neighbours.
+                self._tuning.end()
                 self._peers.close_verifier()
             case OpenDrafter():
                 self._peers.open_drafter(command, self._tasks)

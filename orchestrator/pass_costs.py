@@ -147,12 +147,15 @@ class PassCosts:
         """Divide the rows of passes between this process's sessions again, if it is time to and anything was measured.
 
         Args:
-            num_sessions: that share a pass.
+            num_sessions: that shared a pass, as the one that asks has seen it; where passes tell it anew, or more
+                have begun by now, that counts.
             now_s: of a clock that all sessions share.
         """
         pass_s = self.by_rows() if self.company.is_due(now_s) else None
         if pass_s is None:
             return
+        lately = self.neighbours(now_s)
+        num_sessions = max(len(self.company), num_sessions if lately is None else round(lately[0]))
         per_session, per_draft = self.beside.costs
         beside_s, plain_s = num_sessions * per_session, self.plain_s(num_sessions)
         self.company.divide(num_sessions, lambda rows: pass_s(rows) + beside_s, now_s, per_draft, plain_s)

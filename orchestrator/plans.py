@@ -20,8 +20,10 @@ TRIAL_TESTS = 24
 """Tests after which a trial ends, whatever is still open."""
 FIRST_TESTS = 8
 """Tests that every session makes of its drafter, whatever earlier ones say: its text may be quite unlike theirs."""
-FIRST_PASSES = 2.0
-"""Passes that those may cost where they are not free: 2 % of an answer of 100 tokens."""
+FIRST_PASSES = 1.5
+"""Passes that those may cost where they are not free, and what they cost neighbours is counted too."""
+LONG_ANSWER = 100
+"""Tokens of an answer that may lose so much; a shorter one may lose the same share, 1.5 %."""
 DOUBT = 1.3
 """Standard deviations of alpha that a trial gives a drafter the benefit of."""
 IN_TIME = 0.9
@@ -53,14 +55,16 @@ class Limits:
 class Planner:
     """Plans for one session."""
 
-    def __init__(self, choice: SpeculationChoice, limits: Limits, pace: Pace) -> None:
+    def __init__(self, choice: SpeculationChoice, limits: Limits, pace: Pace, max_tokens: int) -> None:
         """Keep what plans depend on.
 
         Args:
             choice: the request's own figures, which stay as they are.
             limits: the operator's.
             pace: what the session measures.
+            max_tokens: of the answer.
         """
+        self._first_passes = FIRST_PASSES * min(1.0, max_tokens / LONG_ANSWER)
         self._choice, self._limits, self._pace = choice, limits, pace
         self._member = Member()
 
@@ -153,7 +157,7 @@ class Planner:
         if self._pace.is_retrial and self._pace.lost_s == 0.0:
             return made < FIRST_TESTS
         # Two rounds: another one has begun by the time that the verifier hears that the trial is over.
-        return made < FIRST_TESTS and self._pace.lost_s + 2.0 * extra_s <= FIRST_PASSES * bare.pass_s(1)
+        return made < FIRST_TESTS and self._pace.lost_s + 2.0 * extra_s <= self._first_passes * bare.pass_s(1)
 
     def is_open(self, costs: Costs) -> bool:
         """Whether a trial could still find out something, and costs nothing; `costs` are those of `costs`."""

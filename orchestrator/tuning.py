@@ -14,8 +14,8 @@ The policy itself is `outrider.gamma`; here are its inputs and its steadiness:
 * a session begins with what earlier sessions of the verifier have measured of its drafter (`orchestrator.priors`), but
   no session goes without a trial of its own because of them: its text may be quite unlike theirs. A trial is one token
   at a time behind a pass that does not wait for it (`outrider.ahead`), which costs neither rows nor time if the drafter
-  is quicker than a pass, and is over after two passes' time if not. Where what it finds is more than chance explains,
-  the earlier sessions count for nearly nothing;
+  is quicker than a pass, and is over after a pass and a half's time if not. Where what it finds is more than chance
+  explains, the earlier sessions count for nearly nothing;
 * beside others, how many rows a session has is not its own choice: `orchestrator.company` divides them;
 * where the policy says not to draft at all, a probe of the same kind keeps its inputs alive, every `PROBE_EVERY` tokens
   at first, and half as often after every one that was in vain, but at once where far fewer sessions share the passes
@@ -91,6 +91,8 @@ class Tuning:
     limits: Limits
     pace: Pace = field(default_factory=lambda: Pace(PassCosts()))
     """With the pass costs that sessions of the verifier share."""
+    max_tokens: int = plans.LONG_ANSWER
+    """Of the answer."""
     speculation: Speculation = field(init=False)
     patience_s: float = field(init=False)
     _restarts_s: deque[float] = field(init=False, default_factory=lambda: deque(maxlen=WINDOW))
@@ -127,7 +129,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         """Start from the default, with the request's own figures in it."""
-        self._planner = Planner(self.choice, self.limits, self.pace)
+        self._planner = Planner(self.choice, self.limits, self.pace, self.max_tokens)
         self.speculation = self._planner.default()
         self.patience_s = self.limits.max_patience_s
 

@@ -179,7 +179,7 @@ class Simulation:
 
     def begin(self) -> None:
         number, text = self.waiting.pop(0)
-        tuning = Tuning(self.choice, self.limits, Pace(self.passes))
+        tuning = Tuning(self.choice, self.limits, Pace(self.passes), self.num_tokens)
         tuning.begin(self.now_s, "d")
         tuning.observe_status(DraftStatus(draft_s_per_token=self.machine.draft_s, num_drafted=1))
         plan, final_len = tuning.speculation, PROMPT_LEN + self.num_tokens

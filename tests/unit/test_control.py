@@ -139,11 +139,12 @@ def test_what_earlier_sessions_say_keeps_no_session_from_finding_out_that_its_te
     assert behind >= 0.9 * fresh, (fresh, behind)
 
 
+@pytest.mark.parametrize("num_tokens", [40, 100])
 @pytest.mark.parametrize("trip", [0.5, 1.2, 1.9, 2.5])
-def test_a_trial_of_a_drafter_that_is_too_slow_costs_two_passes_at_most(trip: float) -> None:
+def test_a_trial_of_a_drafter_that_is_too_slow_costs_little_of_an_answer(trip: float, num_tokens: int) -> None:
     """`trip`: what a draft token and its way take, in passes."""
     machine = replace(TRAINED_ON_CPU, draft_s=trip * TRAINED_ON_CPU.pass_s(1, 1) - 2 * TRAINED_ON_CPU.hop_s)
-    assert speed_up(machine, [Text(0.05)] * 12, Text(0.05), num_tokens=100) >= 0.98
+    assert speed_up(machine, [Text(0.05)] * 12, Text(0.05), num_tokens=num_tokens) >= 0.98
 
 
 def test_why_nothing_is_drafted_is_told_apart() -> None:
@@ -269,6 +270,22 @@ def test_who_claims_rows_for_the_first_time_need_not_wait_for_the_next_division(
     assert second.rows > 1
     company.claim(second, 8)
     assert not company.is_due(0.1)
+
+
+def test_passes_are_taken_for_those_of_all_who_share_them() -> None:
+    """Eight, of whom two have yet to begin; or eight, as passes say, where one that asks remembers nine."""
+    passes = PassCosts()
+    for size, seconds in ((8, 0.022), (16, 0.030)):
+        for is_plain in (True, False):
+            passes.observe(size, seconds, is_plain=is_plain)
+    members = [passes.company.join() for _ in range(8)]
+    for member in members[:6]:
+        member.alpha, member.most = 0.5, 16
+    for now_s, load, remembered in ((1.0, 6.0, 6), (2.0, 8.0, 9)):
+        for _ in range(32):
+            passes.note(now_s, load, None, (0, 0))
+        passes.divide(remembered, now_s)
+        assert not passes.company.drafts
 
 
 def beside_others(passes: PassCosts, draft_s: float = 0.001) -> Tuning:
